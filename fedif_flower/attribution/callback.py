@@ -144,6 +144,7 @@ class PathAttribution(Callback):
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
         self._has_warned = False  # That a round begins with another model.
+        self._saved_step = 0  # Its round, until a run that goes on has begun.
         self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
         self._carried_before: tuple[CarriedUpdates, ...] = ()  # In the step before it.
         self.bounds = bounds
@@ -220,7 +221,15 @@ class PathAttribution(Callback):
         require_judge(type(self).__name__, self.validation, strategy.model)
         self._strategy = strategy
         strategy.intake.before_replies.append(self.finish_last_round)
+        self._go_on_after_step(strategy.model)
         self._begin(strategy.model.vectors)
+
+    def _go_on_after_step(self, model: GlobalModel) -> None:
+        """Know the last step of a run that goes on, if the model may yet be taken back."""
+        if self._saved_step and model.way_back is not None:
+            before = model.layout.to_vectors(model.way_back)
+            self._last_step = _LastStep(before, model.vectors, place=self._saved_step - 1)
+        self._saved_step = 0
 
     def finish_last_round(self, server_round: int) -> None:
         """Finish the round before, whose updates are about to be overwritten."""
@@ -325,9 +334,21 @@ class PathAttribution(Callback):
         """Return what later rounds need of those until now."""
         return {
             "carried": self._carried,
+            "carried_before": self._carried_before,
+            "last_step": self._round_of_last_step(),
             "bounds": None if self.bounds is None else self.bounds.state_dict(),
             "past_steps": self._past.steps,
         }
+
+    def _round_of_last_step(self) -> int:
+        """Return the round of the last step that was taken and may be taken back; 0: of none."""
+        if self._pending is not None:
+            taken_round, _ = self._pending
+            if taken_round.in_step and self._model.continues(taken_round.after):
+                return taken_round.server_round
+        if self._last_step is None:
+            return self._saved_step
+        return self.rounds[self._last_step.place].server_round
 
     def on_end(self) -> None:
         """Finish the last round."""
@@ -389,6 +410,7 @@ class PathAttribution(Callback):
             "blocks": self.block_weights,
             **memory,
             "carried": [updates.state() for updates in memory["carried"]],
+            "carried_before": [updates.state() for updates in memory["carried_before"]],
         }
 
     def load_state_dict(
@@ -412,7 +434,11 @@ class PathAttribution(Callback):
         if numbers != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self.rounds = rounds
-        self._carried = tuple(CarriedUpdates.from_state(saved) for saved in state["carried"])
+        self._carried = tuple(map(CarriedUpdates.from_state, state["carried"]))
+        # Earlier versions did not keep what goes back with a model.
+        earlier = state.get("carried_before", ())
+        self._carried_before = tuple(map(CarriedUpdates.from_state, earlier))
+        self._saved_step = int(state.get("last_step", 0))
         self._past = PastSteps(state["past_steps"])
         if (self.bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")

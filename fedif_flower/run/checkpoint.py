@@ -67,6 +67,8 @@ class Checkpoint:
         Everything that can change a result; a run with other settings cannot go on from here.
     arrays : dict of str to Tensor
         The global model.
+    way_back : dict of str to Tensor, optional
+        The model that it may yet be taken back to; ``None``: it has proved to work.
     strategy, records : dict
         State of the strategy and of the results
         (see :class:`~fedif_flower.server.rule.Stateful`).
@@ -83,6 +85,7 @@ class Checkpoint:
     strategy: dict[str, Any]
     records: dict[str, Any]
     lines: Lines = field(default_factory=dict)
+    way_back: dict[str, Tensor] | None = None
     source: tuple[Path, JournalEnd] | None = None
 
 

@@ -200,7 +200,7 @@ def _require_space(run: RunContext, model_bytes: int) -> None:
     """Raise ConfigError if the disk has too little room for what the run will write."""
     copies = 1  # model.pt
     if run.config.checkpoint_every:
-        copies += 3  # Two checkpoints, and a third while it is written.
+        copies += 6  # Two checkpoints, and a third while it is written, of two models each.
     copies += sum(built.copies for built in run.built)
     needed = copies * model_bytes + 2**20  # A mebibyte for tables, report and pictures.
     free = shutil.disk_usage(run.folder.path).free

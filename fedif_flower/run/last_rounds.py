@@ -1,10 +1,32 @@
-"""What somebody remembered after a run's last two rounds, from which a checkpoint takes one."""
+"""What there was after a run's last rounds, from which a checkpoint takes one."""
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from flwr.app import ArrayRecord
+
+from fedif_flower.server.loop import ScreenedStrategy
 
 _T = TypeVar("_T")
+
+
+class CompleteRound(NamedTuple):
+    """The last complete round: its models, and what the strategy remembered then.
+
+    ``way_back`` is the model that ``model`` may yet be taken back to, if it is another one.
+    """
+
+    server_round: int
+    model: ArrayRecord
+    way_back: ArrayRecord | None
+    strategy: dict[str, Any]
+
+    @classmethod
+    def of(cls, server_round: int, strategy: ScreenedStrategy) -> CompleteRound:
+        """Take note of a round that a strategy has just completed."""
+        model = strategy.model
+        return cls(server_round, model.record, model.way_back, strategy.state_dict())
 
 
 class LastRounds(Generic[_T]):

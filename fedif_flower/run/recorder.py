@@ -23,6 +23,7 @@ from fedif_flower.errors import CheckpointError, FedIFError, TrainingFailedError
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
+from fedif_flower.run.last_rounds import CompleteRound
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
 from fedif_flower.run.part import RunContext
@@ -99,8 +100,7 @@ class RunRecorder(RunWriter):
         self._stays = stays
         # Lines that are in no checkpoint yet, by table.
         self._unsaved: dict[str, list[Line]] = {table: [] for table in TABLES}
-        # The last complete round, its model, and what the strategy remembered then.
-        self._last: tuple[int, ArrayRecord, dict[str, Any]] | None = None
+        self._last: CompleteRound | None = None
         # When the last checkpoint was written, and how long that took.
         self._saved_at = -math.inf
         self._save_seconds = 0.0
@@ -151,7 +151,7 @@ class RunRecorder(RunWriter):
 
     def on_round_end(self, server_round: int) -> None:
         """Take note of a round whose lines are written; save it if it is due."""
-        self._last = server_round, self.strategy.model.record, self.strategy.state_dict()
+        self._last = CompleteRound.of(server_round, self.strategy)
         if self._is_save_due(server_round):
             self._save()
 
@@ -224,8 +224,13 @@ class RunRecorder(RunWriter):
         last = checkpoint.server_round
         if last > self.num_rounds:
             raise ValueError(f"it is to have {self.num_rounds} rounds")
+        shapes = self.run.loaded.validation.shapes
         arrays = tensor_arrays(checkpoint.arrays)
-        require_shapes("the run", self.run.loaded.validation.shapes, arrays)
+        require_shapes("the run", shapes, arrays)
+        if checkpoint.way_back is not None:
+            earlier = tensor_arrays(checkpoint.way_back)
+            require_shapes("the run", shapes, earlier)
+            self.strategy.model.go_on(earlier)
         if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last}")
         records = checkpoint.records
@@ -244,7 +249,7 @@ class RunRecorder(RunWriter):
         """
         last = self.run.done
         if self._last is not None:
-            last = self._last[0]
+            last = self._last.server_round
         last = max(last, 0)
         is_ordinary = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
         is_unsaved = last > max(self.checkpoints.last_round, 0)
@@ -272,7 +277,7 @@ class RunRecorder(RunWriter):
         """Write a checkpoint of the last complete round."""
         assert self._last is not None  # callers have made sure
         began = time.perf_counter()
-        last, model, strategy_state = self._last
+        last, model, way_back, strategy_state = self._last
         saved = self.checkpoints.last_round
         lines: dict[str, Any] = {}
         for table, unsaved in self._unsaved.items():
@@ -295,6 +300,7 @@ class RunRecorder(RunWriter):
             strategy=strategy_state,
             records=records,
             lines=lines,
+            way_back=None if way_back is None else way_back.to_torch_state_dict(),
         )
         self.checkpoints.save(checkpoint)
         self._saved_at = time.perf_counter()

@@ -151,6 +151,7 @@ class GlobalModel:
         self._tied_keys = tied_keys
         self._names = names
         self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
+        self._earlier: ArrayRecord | None = None  # That one, of a run that goes on.
         self._taken_back: ArrayRecord | None = None  # The last that was.
 
     @property
@@ -162,6 +163,18 @@ class GlobalModel:
     def is_proven(self) -> bool:
         """Whether there is no other model to go back to."""
         return self._proven is self.record
+
+    @property
+    def way_back(self) -> ArrayRecord | None:
+        """The model that this one may yet be taken back to; ``None``: it is this one."""
+        return None if self.is_proven else self._proven
+
+    def go_on(self, earlier: ArrayRecord) -> None:
+        """Take a model to go back to: the one that a run goes on with has not proved to work.
+
+        It is of the layout of that one, which is to be begun with.
+        """
+        self._earlier = earlier
 
     def begin(self, arrays: ArrayRecord) -> None:
         """Make a record the model that a run begins with.
@@ -205,7 +218,7 @@ class GlobalModel:
         self.record = arrays
         self.vectors = vectors
         if self._proven is None:
-            self._proven = arrays
+            self._proven = self._earlier or arrays
         return self.vectors
 
     def continues(self, vectors: ModelVectors) -> bool:

@@ -175,12 +175,19 @@ class LossBound(Stage):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"first": self._first, "least": self._least, "held": self._held}
+        return {
+            "first": self._first,
+            "least": self._least,
+            "least_before": self._least_before,
+            "held": self._held,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._first = state["first"]
-        self._least = self._least_before = state["least"]
+        self._least = state["least"]
+        # Earlier versions did not keep what goes back with a model.
+        self._least_before = state.get("least_before", self._least)
         self._held = state["held"]
 
 

@@ -137,6 +137,11 @@ class _Memory(NamedTuple):
     state: Mapping[str, Any] = {}
     num_steps: int = 0
 
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> _Memory:
+        """Return what a saved state says of it."""
+        return cls(state["state"], int(state["num_steps"]))
+
 
 class ServerOptimizer(Stage):
     r"""Moves the model by what an optimizer makes of a round's step, taken for a gradient.
@@ -214,12 +219,18 @@ class ServerOptimizer(Stage):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return self._going_on._asdict()
+        return {
+            **self._memory._asdict(),
+            "before": self._memory_before._asdict(),
+            "begins_anew": self._begins_anew,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._memory = _Memory(state["state"], int(state["num_steps"]))
-        self._begins_anew = False
+        self._memory = _Memory.from_state(state)
+        # Earlier versions did not keep what goes back with a model.
+        self._memory_before = _Memory.from_state(state.get("before", state))
+        self._begins_anew = bool(state.get("begins_anew", False))
 
     def require_step(self, params: Tensor) -> None:
         """Raise ConfigError unless it can take a step from these parameters ``[d]``.

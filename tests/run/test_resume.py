@@ -96,6 +96,45 @@ def test_a_buffered_run_goes_on_and_asks_its_members_anew(tmp_path):
     assert any(row["asked_in"] for row in rows if row["round"] in "678")
 
 
+def test_a_model_that_nobody_can_train_is_taken_back_after_a_restart_too(tmp_path):
+    """All diverge on the model of round 2: in one go, and where the run stops before they do."""
+
+    def diverging_in_round_3(message, context):
+        reply = client_app(message, context)
+        config = message.content.get("config", {})
+        if config.get("server-round") == 3:
+            arrays = reply.content["arrays"].to_torch_state_dict()
+            broken = {name: values * math.nan for name, values in arrays.items()}
+            reply.content["arrays"] = ArrayRecord(broken)
+        return reply
+
+    def grid() -> LocalGrid:
+        return LocalGrid(diverging_in_round_3, CLIENTS)
+
+    settings = {
+        "server_optimizer": "fedavgm",
+        "attribution": "trapezoid",
+        "checkpoint_every": 1,
+        "num_server_rounds": 4,
+        "fraction_train": 1.0,
+        "validation.vet": False,
+    }
+    whole = run(run_config(tmp_path / "whole", **settings), grid())
+    config = run_config(tmp_path / "stopped", resume="auto", **settings)
+    run(config, grid(), kill_at=3)
+    again = run(config, grid())
+    for table in ("attribution.csv", "attribution_rounds.csv"):
+        assert (again / table).read_bytes() == (whole / table).read_bytes()
+    # What round 2 gave each member, round 3 took.
+    given = {"2": {}, "3": {}}
+    for row in read_rows(again / "attribution.csv"):
+        given.get(row["round"], {})[row["client_id"]] = float(row["contribution"])
+    assert given["3"] == {client_id: -value for client_id, value in given["2"].items()}
+    assert any(given["2"].values())
+    models = [torch.load(folder / "model.pt", weights_only=True) for folder in (whole, again)]
+    assert all(torch.equal(models[0][name], values) for name, values in models[1].items())
+
+
 def test_a_completed_run_is_only_reported_again(tmp_path):
     config = run_config(tmp_path, resume="auto", num_server_rounds=2)
     run_dir = run(config)

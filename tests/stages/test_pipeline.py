@@ -269,7 +269,8 @@ def test_a_bound_holds_after_a_first_round_that_failed():
     assert bound.remark() == ""
     # 3.3 is the most that it may lose: a sixteenth of the step loses 4.
     assert led_to(stages, 0.0, -16.0, server_round=2) == -1.0
-    assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
+    expected = {"first": 3.0, "least": 3.0, "least_before": 3.0, "held": 1}
+    assert bound.state_dict() == expected
 
 
 @pytest.mark.parametrize("between", [(), (0.0,), (0.0, 0.0)])
@@ -283,6 +284,16 @@ def test_the_loss_of_a_model_that_is_taken_back_is_forgotten_after_rounds_withou
     assert bound.state_dict()["least"] == 0.0
     stages.take_back()
     assert bound.state_dict()["least"] == 2.0
+
+
+def test_a_bound_that_goes_on_forgets_the_loss_of_a_model_that_is_taken_back():
+    bound = LossBound(held_out(), descent_steps=0)
+    stages = Stages([bound])
+    assert led_to(stages, 0.0, 1.0) == 1.0
+    assert led_to(stages, 1.0, 2.0, server_round=2) == 3.0
+    (again := LossBound(held_out(), descent_steps=0)).load_state_dict(bound.state_dict())
+    again.take_back()
+    assert again.state_dict()["least"] == 2.0
 
 
 def test_a_step_is_judged_with_the_noise_that_is_added_to_it():
@@ -318,7 +329,8 @@ def test_steps_are_judged_by_the_run_s_own_switch():
     bound = LossBound(judge, descent_steps=0)
     step = Stages([bound]).settle(updates, torch.ones(1, dtype=torch.float64))
     assert step.params.item() == -1 / 16
-    assert bound.state_dict() == {"first": 3.0, "least": 3.0, "held": 1}
+    expected = {"first": 3.0, "least": 3.0, "least_before": 3.0, "held": 1}
+    assert bound.state_dict() == expected
 
 
 def test_a_model_that_swings_goes_on_swinging():
@@ -472,6 +484,31 @@ def test_a_step_that_began_anew_can_be_taken_back_to_the_steps_before_it(make):
     go(other, expected[0], -1.0)
     other.take_back()
     assert go(other, expected[0], 8.0) == expected[1:]
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_a_step_can_be_taken_back_after_a_restart_of_the_run(make, begins_anew):
+    plain, first, second = make(), make(), make()
+    expected = go(plain, 0.0, 4.0, 8.0)
+    go(first, 0.0, 4.0)
+    if begins_anew:
+        first.restart()
+    go(first, expected[0], -1.0)
+    second.load_state_dict(first.state_dict())
+    second.take_back()
+    assert go(second, expected[0], 8.0) == expected[1:]
+
+
+@OPTIMIZERS
+def test_an_optimizer_that_is_to_begin_anew_does_so_after_a_restart_of_the_run(make):
+    first, second = make(), make()
+    once = go(make(), 0.0, 4.0)
+    go(first, 0.0, 9.0)
+    first.restart()
+    second.load_state_dict(first.state_dict())
+    assert not second.moves_on
+    assert go(second, 0.0, 4.0) == once
 
 
 def test_a_round_that_fails_under_a_loss_bound_leaves_the_optimizer_as_it_was():
