@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -58,6 +58,17 @@ class RollCall:
         self._gone: set[int] = set()
         self._barred: dict[int, tuple[ClientNode, Presence]] = {}  # Online, but not to be asked.
         self._called_at: float | None = None
+
+    def go_on(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Know who of simulated members was kept away, by the lines of ``attendance.csv`` so far.
+
+        Nobody tells that they are there: what kept one away would hold to the end of the run.
+        """
+        for line in lines:
+            node = ClientNode(line["partition_id"], line["client_id"], is_simulated=True)
+            self._barred.pop(node.client_id, None)
+            if line["presence"] in ("paused", "not admitted"):
+                self._barred[node.client_id] = (node, line["presence"])
 
     def call(self, current: Round, directory: NodeDirectory) -> list[Change]:
         """Return what changed since the last call.

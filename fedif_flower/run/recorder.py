@@ -122,6 +122,8 @@ class RunRecorder(RunWriter):
         if self.run.checkpoint:
             for table in TABLES:
                 super()._add(table, self.run.checkpoint.lines.get(table, ()))
+            if is_simulated(self.run.grid):
+                self._roll.go_on(self.run.checkpoint.lines.get("attendance", ()))
             # They are known from the checkpoint, but in no file yet.
             names = self.names
             self.names = {}

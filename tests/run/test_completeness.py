@@ -162,6 +162,28 @@ def test_pauses_and_what_ends_them(roll):
     assert roll.call() == [(1000, "there", 5.0)]
 
 
+def test_whoever_is_paused_as_a_run_stops_is_there_again_when_it_goes_on():
+    nodes = [ClientNode(number, 50 + number, is_simulated=True) for number in range(3)]
+    known = SimpleNamespace(known=nodes)
+    before = RollCall()
+    lines = []
+    for server_round, paused in ((2, {0, 1}), (3, {1, 2})):
+        candidates = [node for node in nodes if node.partition_id not in paused]
+        current = Round(server_round, online=nodes, paused=paused, candidates=candidates)
+        lines += [change.line(server_round) for change in before.call(current, known)]
+    assert [(line["client_id"], line["presence"]) for line in lines] == [
+        (0, "paused"),
+        (1, "paused"),
+        (2, "paused"),
+        (0, "there"),
+    ]
+    again = RollCall()
+    again.go_on(lines)
+    current = Round(4, online=nodes, paused={2}, candidates=nodes[:2])
+    told = [(change.node.client_id, change.presence) for change in again.call(current, known)]
+    assert told == [(1, "there")]
+
+
 def test_that_a_simulated_member_is_there_is_not_told():
     simulated = [ClientNode(0, 5, is_simulated=True)]
     current = Round(1, members=simulated, online=simulated, candidates=simulated)

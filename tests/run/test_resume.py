@@ -135,6 +135,29 @@ def test_a_model_that_nobody_can_train_is_taken_back_after_a_restart_too(tmp_pat
     assert all(torch.equal(models[0][name], values) for name, values in models[1].items())
 
 
+def test_a_pause_that_ends_as_a_simulation_goes_on_does_not_hold_to_its_end(tmp_path):
+    """Client 0 fails in rounds 1 and 2, is paused in round 3, and back in round 4."""
+
+    class Simulated(LocalGrid):
+        simulated = True
+
+        def get_nodes(self):
+            return [SimpleNamespace(node_id=i, registered_at=i) for i in self.node_ids]
+
+    def failing_twice(message, context):
+        config = message.content.get("config", {})
+        if config.get("server-round") in (1, 2) and context.node_config["partition-id"] == 0:
+            raise RuntimeError("out of memory")
+        return client_app(message, context)
+
+    settings = {"checkpoint_every": 1, "num_server_rounds": 4, "fraction_train": 1.0}
+    config = run_config(tmp_path, resume="auto", **settings, **{"validation.vet": False})
+    run(config, Simulated(failing_twice, CLIENTS), kill_at=4)
+    rows = read_rows(run(config, Simulated(failing_twice, CLIENTS)) / "attendance.csv")
+    told = [(row["round"], row["client_id"], row["presence"]) for row in rows]
+    assert told == [("3", "0", "paused"), ("4", "0", "there")]
+
+
 def test_a_completed_run_is_only_reported_again(tmp_path):
     config = run_config(tmp_path, resume="auto", num_server_rounds=2)
     run_dir = run(config)
