@@ -219,10 +219,25 @@ class PathAttribution(Callback):
                 "that no step can be attributed; FedAvgM's can"
             )
         require_judge(type(self).__name__, self.validation, strategy.model)
+        self.forget_given_up(strategy)
         self._strategy = strategy
         strategy.intake.before_replies.append(self.finish_last_round)
         self._go_on_after_step(strategy.model)
         self._begin(strategy.model.vectors)
+
+    def forget_given_up(self, strategy: RunningStrategy) -> None:
+        """Forget rounds that an error ended before they were complete: they are done again.
+
+        To be called where a strategy is started again, by whoever looks at the rounds so far.
+        """
+        if strategy is not self._strategy:
+            return
+        last_round = strategy.completed_rounds
+        self.rounds = [
+            attributed for attributed in self.rounds if attributed.server_round <= last_round
+        ]
+        if self._last_step is not None and self._last_step.place >= len(self.rounds):
+            self._last_step = None
 
     def _go_on_after_step(self, model: GlobalModel) -> None:
         """Know the last step of a run that goes on, if the model may yet be taken back."""

@@ -202,6 +202,7 @@ class RunWriter(Callback):
             self._keep_attempt()
             self._begin_files()
         if self._attribution is not None:
+            self._attribution.forget_given_up(strategy)
             self._begin_attribution(self._attribution)
         self._write_origin(strategy)
 

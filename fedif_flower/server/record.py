@@ -390,6 +390,14 @@ class History:
         """Say how much there is, and how to see it."""
         return f"History({len(self.rounds)} rounds; to_pandas() shows them)"
 
+    def after(self, last_round: int) -> list[Round]:
+        """Return the rounds after one."""
+        return [record for record in self.rounds if record.round > last_round]
+
+    def forget_after(self, last_round: int) -> None:
+        """Forget the rounds after one: they were given up, and are done again."""
+        self.rounds = [record for record in self.rounds if record.round <= last_round]
+
     def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
         """Return a table as a pandas ``DataFrame``.
 

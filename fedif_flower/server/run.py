@@ -158,6 +158,7 @@ class RunningStrategy(FedAvg):
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
         self._stop = None
         self.model.begin(initial_arrays)
+        self.history.forget_after(self.completed_rounds)
         self.roster.begin()
         self.intake.begin(self)
         with ExitStack() as started:
@@ -179,6 +180,8 @@ class RunningStrategy(FedAvg):
         if run is None:
             return
         failed = sys.exception() is not run.outer
+        if failed:
+            self._give_up_round()
         try:
             if not (run.is_own or failed):
                 self._close_round()
@@ -186,6 +189,12 @@ class RunningStrategy(FedAvg):
             self._open_run = None
             if not run.is_over:
                 self._tell_end(failed=failed)
+
+    def _give_up_round(self) -> None:
+        """Take back the step of a round that an error ended: its number comes again."""
+        given_up = self.history.after(self.completed_rounds)
+        if any(record.status == "advanced" for record in given_up):
+            self.model.take_back()
 
     def _tell_end(self, *, failed: bool) -> None:
         for callback in self.callbacks:
@@ -210,7 +219,8 @@ class RunningStrategy(FedAvg):
         """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
 
         See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`. The arrays of the result are
-        the model that the run ended with, whatever its rounds have led to.
+        the model that the run ended with, whatever its rounds have led to. A round that an error
+        ends is given up, and its step taken back; a strategy that is started again does it again.
 
         Raises
         ------

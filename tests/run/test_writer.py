@@ -204,6 +204,30 @@ def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
     assert load(tmp_path).state == "complete"
 
 
+@pytest.mark.parametrize("attribution_first", [False, True])
+def test_a_round_that_an_error_ended_is_paid_once_when_it_is_done_again(
+    tmp_path, attribution_first
+):
+    failing, attribution = Failing(), PathAttribution(threshold_validation())
+    callbacks = [RunWriter(tmp_path), attribution, failing]
+    if attribution_first:
+        callbacks = [attribution, RunWriter(tmp_path), failing]
+    strategy = FedIF(attribution.validation, callbacks=callbacks, **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    strategy.callbacks.remove(failing)
+    strategy.start(grid, strategy.model.record, num_rounds=2)
+    folder = RunFolder(tmp_path)
+    assert [row["round"] for row in folder.attribution.read()] == [*"111222333"]
+    first, second, third = folder.attributed_rounds.read()
+    # The model went back to that of round 1.
+    assert second["loss_before"] == first["loss_after"]
+    assert third["loss_before"] == second["loss_after"]
+    assert [record.round for record in strategy.history.rounds] == [1, 2, 3]
+    assert load(tmp_path).state == "complete"
+
+
 def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path):
     (tmp_path / "rounds.csv").write_text("epoch,loss\n1,0.3\n")
     with pytest.raises(ConfigError, match=r"rounds\.csv is no table of rounds: it has no column"):
