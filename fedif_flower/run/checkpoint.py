@@ -216,6 +216,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
     ------
     CheckpointError
         If it cannot be read, or is not exactly what was written.
+    MemoryError
+        If there is too little memory for it.
     """
     try:
         header, _, body = path.read_bytes().partition(b"\n")
@@ -225,7 +227,12 @@ def read_checkpoint(path: Path) -> Checkpoint:
         end = JournalEnd(**content.pop("lines"))
         lines = read_lines(path.with_name(JOURNAL), end)
         return Checkpoint(**content, lines=lines, source=(path, end))
+    except MemoryError:
+        raise
     except Exception as error:  # a file that was made by hand can hold anything
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
+            # It may be whole: nothing older takes its place, and nobody is told to remove it.
+            raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
         raise _DamagedError(
             f"the checkpoint {path} is damaged, or of another version: {error!s:.200}"
         ) from error

@@ -410,6 +410,25 @@ def test_auto_falls_back_to_the_older_one_with_a_warning(tmp_path, caplog):
         kept_checkpoints.find("auto")
 
 
+@pytest.mark.parametrize("unread", ["round-000010.pt", "records.jsonl"])
+def test_one_that_cannot_be_read_now_is_neither_passed_over_nor_called_damaged(
+    tmp_path, monkeypatch, unread
+):
+    kept_checkpoints = CheckpointFolder(tmp_path, SETTINGS)
+    kept_checkpoints.save(checkpoint(9))
+    kept_checkpoints.save(checkpoint(10))
+    path_open = Path.open
+
+    def refused(path: Path, *args, **kwargs):
+        if path.name == unread:
+            raise OSError(errno.EACCES, "not yours")
+        return path_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(CheckpointError, match=r"round-000010\.pt cannot be read: .*not yours"):
+        kept_checkpoints.find("auto")
+
+
 def test_another_configuration_is_refused_naming_the_keys(tmp_path):
     path = CheckpointFolder(tmp_path, SETTINGS).save(checkpoint())
     other = CheckpointFolder(tmp_path, SETTINGS | {"gamma": 0.4, "new-key": True})
