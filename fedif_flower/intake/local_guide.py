@@ -62,7 +62,9 @@ class LocalGuide(IntakeAround):
         self._logged_noisy: frozenset[int] = frozenset()
 
     def begin(self, host: Host) -> None:
-        """Begin with the vector 0.
+        """Begin with the vector 0; a strategy that is started again goes on with its own.
+
+        Nodes have kept their half since the last start, and were not told of another one.
 
         Raises
         ------
@@ -74,9 +76,6 @@ class LocalGuide(IntakeAround):
                 f"local_method = {self._method!r}; allowed with {type(host).__name__}, which "
                 "gives no client a coefficient: one that changes no weights"
             )
-        self._vector = None
-        self._num_members = 0
-        self._taken_in = {}
         super().begin(host)
 
     def go_on(self) -> None:

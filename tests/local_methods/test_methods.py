@@ -165,8 +165,8 @@ class LosingReplies(LocalGrid):
         return super().push_messages(messages)
 
 
-def where_it_ends(evaluate_fn=None, min_valid_replies=1, lost_round=0):
-    """Return the weight after 40 rounds of SCAFFOLD."""
+def where_it_ends(evaluate_fn=None, min_valid_replies=1, lost_round=0, starts=(40,)):
+    """Return the weight after 40 rounds of SCAFFOLD, which are run in one go or in several."""
     data = dict.fromkeys(("client_data", "validation_data", "test_data"), of_optimum)
     own = Task(name="optima", model=Weight, loss=half_square, **data)
     config = ClientConfig(
@@ -184,18 +184,25 @@ def where_it_ends(evaluate_fn=None, min_valid_replies=1, lost_round=0):
     setup = Setup(local_method=Scaffold(), device="cpu", min_valid_replies=min_valid_replies)
     nodes = {"min_train_nodes": 3, "min_available_nodes": 3, "fraction_evaluate": 0.0}
     strategy = FedAvg(setup=setup, **nodes)
-    result = strategy.start(
-        grid,
-        ArrayRecord(Weight().state_dict()),
-        num_rounds=40,
-        train_config=instructions(config, own, run="run"),
-        evaluate_fn=evaluate_fn,
-    )
-    return result.arrays["weight"].numpy().item()
+    arrays = ArrayRecord(Weight().state_dict())
+    for num_rounds in starts:
+        arrays = strategy.start(
+            grid,
+            arrays,
+            num_rounds=num_rounds,
+            train_config=instructions(config, own, run="run"),
+            evaluate_fn=evaluate_fn,
+        ).arrays
+    return arrays["weight"].numpy().item()
 
 
 def test_scaffold_reaches_the_optimum():
     assert where_it_ends() == pytest.approx(3.0, abs=1e-3)
+
+
+def test_scaffold_reaches_it_though_it_was_started_again():
+    """The clients have kept their control variates, and the server has kept the mean of these."""
+    assert where_it_ends(starts=(5, 35)) == where_it_ends() == pytest.approx(3.0, abs=1e-3)
 
 
 @pytest.mark.parametrize("min_valid_replies", [1, 3])
