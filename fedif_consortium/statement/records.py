@@ -435,7 +435,8 @@ def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
         if not is_same and not both_diverged:
             raise StatementError(
                 f"{name}: round {row.round} begins at a loss of {row.loss_before:.6g}, but round "
-                f"{before.round} ended at {before.loss_after:.6g}"
+                f"{before.round} ended at {before.loss_after:.6g}: the table was changed, or the "
+                "model was changed between the two, as by a wrapper that adds noise"
             )
 
 

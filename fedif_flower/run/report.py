@@ -137,9 +137,9 @@ def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
         rows.append((f"test {name}", shown_number(figures["test"], ".4g")))
         rows.append((f"validation {name}", shown_number(figures["validation"], ".4g")))
     rows.append(("attack success rate", _percent(summary.get("attack_success"))))
-    sums = summary.get("attribution")
-    if sums:
-        rows.append(("decrease of the validation loss", _decrease(sums)))
+    gain = summary.get("attribution")
+    if gain:
+        rows.append(("decrease of the validation loss", _decrease(gain)))
     replies = "{accepted} / {rejected} / {failed}".format(**summary)
     rows += [
         ("weight of malicious clients", _percent(summary["malicious_weight_share"])),
@@ -154,14 +154,18 @@ def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
     return ResultTable(title, ("figure", "value"), known_rows, num_labels=1)
 
 
-def _decrease(sums: Mapping[str, float]) -> str:
+def _decrease(gain: Mapping[str, float | None]) -> str:
     """Return in words by how much the validation loss fell, and by whom."""
+    decrease = gain["decrease"]
+    remainder = gain["remainder"]
+    if decrease is None or remainder is None:
+        return _UNKNOWN
     joint = "and"
-    if sums["remainder"] < 0:
+    if remainder < 0:
         joint = "less"
     return (
-        f"{sums['decrease']:.4f}: {sums['attributed']:.4f} by members, {joint} "
-        f"{abs(sums['remainder']):.4f} by nobody"
+        f"{decrease:.4f}: {gain['attributed']:.4f} by members, {joint} "
+        f"{abs(remainder):.4f} by nobody"
     )
 
 
@@ -224,15 +228,17 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _remainder(summary: Mapping[str, Any]) -> str:
     """Return a paragraph about the decrease that nobody contributed; empty: there is none."""
-    sums = summary.get("attribution")
-    if sums is None or not sums["remainder"]:
+    gain = summary.get("attribution")
+    if gain is None or not gain["remainder"]:
         return ""
-    way = "more" if sums["remainder"] < 0 else "less"
+    remainder = gain["remainder"]
+    way = "more" if remainder < 0 else "less"
     return (
-        f"The members' contributions add up to {abs(sums['remainder']):.4f} {way} than the "
-        "validation loss fell by. This remainder is nobody's: the error of measuring along a step "
-        "at a few of its points, which grows with the step, and the effect of batch-norm "
-        "statistics, of noise that a rule adds, and of a server optimizer's momentum that faded."
+        f"The members' contributions add up to {abs(remainder):.4f} {way} than the validation "
+        "loss fell by. This remainder is nobody's: the error of measuring along a step at a few of "
+        "its points, which grows with the step, and the effect of batch-norm statistics, of noise "
+        "that a rule or a wrapper adds, of rounds without a finite loss, and of a server "
+        "optimizer's momentum that faded."
     )
 
 
@@ -371,6 +377,34 @@ def summarize(
         "kept_rounds": sum(row["status"] == "kept" for row in rounds),
         "last_round_failed": bool(rounds) and is_failed(rounds[-1]),
     }
+
+
+def gain_of(rounds: Sequence[Line]) -> dict[str, float | None]:
+    """Return by how much the validation loss fell over a run, and how much of that is nobody's.
+
+    The fall is the one between the run's ends. Those of its rounds need not add up to it: a round
+    that begins or ends without a finite loss has none, and what happens to the model between two
+    rounds, as noise that a wrapper adds, is in no round. ``None``: the run ended without a finite
+    loss, or never had one.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        Lines of ``attribution_rounds.csv``, one or more.
+    """
+    losses = [rounds[0]["loss_before"], *(row["loss_after"] for row in rounds)]
+    finite = [loss for loss in losses if _is_finite(loss)]
+    attributed = math.fsum(row["attributed"] for row in rounds)
+    decrease: float | None = None
+    remainder: float | None = None
+    if _is_finite(losses[-1]):
+        decrease = finite[0] - losses[-1]
+        remainder = decrease - attributed
+    return {"decrease": decrease, "attributed": attributed, "remainder": remainder}
+
+
+def _is_finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 def _last_evaluated(rounds: Sequence[Line]) -> int | None:

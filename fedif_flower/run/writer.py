@@ -36,7 +36,7 @@ from fedif_flower.run.folder import (
 from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import data_hash, origin
-from fedif_flower.run.report import describe_machine, summarize, write_report
+from fedif_flower.run.report import describe_machine, gain_of, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
 from fedif_flower.server.loop import ScreenedStrategy
@@ -397,10 +397,7 @@ class RunWriter(Callback):
             summary["data_remarks"] = list(self.remarks)
         rounds, _ = run.attributed
         if rounds:
-            sums = {}
-            for name in ("decrease", "attributed", "remainder"):
-                sums[name] = math.fsum(row[name] for row in rounds)
-            summary["attribution"] = sums
+            summary["attribution"] = gain_of(rounds)
         write_report(run, summary, self.title, is_finished=is_finished)
         return summary
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 from typer.testing import CliRunner
 
 from fedif_flower import (
@@ -26,13 +28,15 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import data_hash, tensors_hash
+from fedif_flower.run.report import gain_of
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
 from fedif_studies.lab.comparison import compare
-from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
+from tests.strategies.lines import BASE, Movers, Threshold, point, threshold_validation
+from tests.strategies.lines import validation as bowl_of_two
 
 
 def written(
@@ -113,6 +117,47 @@ def test_beside_an_attribution_it_writes_contributions(tmp_path):
     report = " ".join((tmp_path / "report.md").read_text().split())
     assert report.count("1002") == 1
     assert re.search(r"contributions add up to 0\.\d+ (more|less) than the validation loss", report)
+
+
+class Moved(FedAvg):
+    """Moves the model by (0, 1) after its first round, as a wrapper does that adds noise."""
+
+    def start(self, grid, arrays, num_rounds):
+        for number in range(1, num_rounds + 1):
+            messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+            arrays, _ = self.aggregate_train(number, grid.send_and_receive(messages))
+            if number == 1:
+                moved = arrays["weight"].numpy() + np.array([[0.0, 1.0]], dtype=np.float32)
+                arrays = ArrayRecord({"weight": Array(moved)})
+        self.end()
+
+
+def test_the_fall_of_the_loss_is_that_between_the_ends_of_a_run(tmp_path):
+    """From 10 to 6.5 by a step, to 5 by nobody, to 2.5 by a step: 7.5, of which 6 by steps."""
+    attribution = PathAttribution(bowl_of_two(), "trapezoid")
+    setup = Setup(device="cpu", trainable_keys=attribution.validation.parameter_names)
+    callbacks = [RunWriter(tmp_path), attribution]
+    strategy = Moved(fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
+    strategy.start(LocalGrid(Movers([[1.0, 0.0], [1.0, 0.0]]), 2), model_arrays(point()), 2)
+    gain = RunFolder(tmp_path).summary.read()["attribution"]
+    assert gain == pytest.approx({"decrease": 7.5, "attributed": 6.0, "remainder": 1.5})
+    report = (tmp_path / "report.md").read_text()
+    assert "| 7.5000: 6.0000 by members, and 1.5000 by nobody |" in report
+
+
+def a_line(before: float, after: float, attributed: float) -> dict[str, float]:
+    return {"loss_before": before, "loss_after": after, "attributed": attributed}
+
+
+def test_a_round_without_a_finite_loss_hides_no_fall():
+    """From 3 to 1, and up to 2.5 by way of a loss that is not finite: 0.5 in all."""
+    lines = [a_line(3.0, 1.0, 2.0), a_line(1.0, math.inf, 0.0), a_line(math.inf, 2.5, 0.0)]
+    assert gain_of(lines) == {"decrease": 0.5, "attributed": 2.0, "remainder": -1.5}
+
+
+def test_a_run_that_ends_without_a_finite_loss_has_no_fall():
+    lines = [a_line(3.0, 1.0, 2.0), a_line(1.0, math.nan, 0.0)]
+    assert gain_of(lines) == {"decrease": None, "attributed": 2.0, "remainder": None}
 
 
 class Failing(Callback):
