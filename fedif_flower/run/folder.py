@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from fedif_flower.attribution.table import (
 )
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_whole
-from fedif_flower.run.rows import csv_text, read_rows
+from fedif_flower.run.rows import csv_text, read_rows, text_of_cells
 from fedif_flower.server.record import Round
 from fedif_flower.storage import (
     make_folder,
@@ -158,6 +158,12 @@ class Table:
     def replace(self, lines: Iterable[Mapping[str, object]]) -> None:
         """Write header and lines, whole or not at all."""
         write_atomically(self.path, csv_text([self._columns]) + self._text(lines))
+
+    def keep(self, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
+        """Leave out the lines of which this is false; all others stay as they were written."""
+        kept = [line for line in self.read() if is_kept(line)]
+        cells = [[line.get(name, "") for name in self._columns] for line in kept]
+        write_atomically(self.path, csv_text([self._columns]) + text_of_cells(cells))
 
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
         """Return lines as a CSV file holds them."""

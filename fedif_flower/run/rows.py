@@ -114,6 +114,16 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
+def text_of_cells(rows: Iterable[Iterable[str]]) -> str:
+    """Return cells as they were read as the lines of a CSV file, each as it was written.
+
+    In text the number -1 cannot be told from a word: :func:`csv_text` would put a sign before it.
+    """
+    text = StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def cell(value: object) -> object:
     """Return a value as a CSV file holds it."""
     if value is None:

@@ -217,8 +217,7 @@ class RunWriter(Callback):
         """Keep the lines of complete rounds: an error may have ended the one after them."""
         self.folder.begin({*self._stays, *self.folder.tables()}, last)
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
-            complete = [line for line in table.read() if int(line["round"]) <= last]
-            table.replace(complete)
+            table.keep(lambda line: int(line["round"]) <= last)
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
         """Write what was attributed before, and be told of what will be."""

@@ -234,6 +234,19 @@ def test_a_strategy_that_is_started_again_goes_on_in_its_files(tmp_path):
     assert load(tmp_path).state == "complete"
 
 
+def test_lines_of_earlier_rounds_stay_as_they_were_written(tmp_path):
+    """Members of an own app have the partition -1, and one has a negative influence."""
+    strategy = written(tmp_path, num_rounds=1)
+    tables = [tmp_path / name for name in ("rounds.csv", "clients.csv", "attendance.csv")]
+    before = [path.read_text() for path in tables]
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    strategy.start(grid, strategy.model.record, num_rounds=1)
+    for path, text in zip(tables, before, strict=True):
+        assert path.read_text().startswith(text), path.name
+    scores = [line["score"] for line in load(tmp_path).lines("clients")]
+    assert min(scores) < 0 < max(scores)
+
+
 def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
     failing, writer = Failing(), RunWriter(tmp_path)
     strategy = FedIF(threshold_validation(), callbacks=[writer, failing], **BASE)
