@@ -22,7 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedif_flower.devices import select_device
-from fedif_flower.errors import ConfigError, DivergedError, FedIFError, require
+from fedif_flower.errors import (
+    ConfigError,
+    DivergedError,
+    FedIFError,
+    TrainingFailedError,
+    require,
+)
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.client_node import ClientNode
@@ -280,7 +286,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current.aggregation_seconds = time.perf_counter() - screened_at
         self.history.rounds.append(current)
         self._tell_of_round(current)
-        self._count_failures(current, is_models_fault=is_models_fault)
+        try:
+            self._count_failures(current, is_models_fault=is_models_fault)
+        except TrainingFailedError as error:
+            self._failure = error  # It ends the run as soon as the round is over.
         records = [reply.reported.records for reply in current.accepted]
         metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
         arrays = current.arrays

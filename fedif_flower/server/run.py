@@ -13,7 +13,13 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.errors import ConfigError, FedIFError, ReplyError, ValuationError
+from fedif_flower.errors import (
+    ConfigError,
+    FedIFError,
+    ReplyError,
+    TrainingFailedError,
+    ValuationError,
+)
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
@@ -123,6 +129,7 @@ class RunningStrategy(FedAvg):
     _ends_by_itself = False  # Whether a `start` of a subclass's own goes through it.
     _evaluators: Sequence[int] = ()
     _stop: StopTraining | None = None  # After this round.
+    _failure: TrainingFailedError | None = None  # Likewise: too many rounds have failed.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Let a ``start`` of the subclass's own end runs as this one's does."""
@@ -157,6 +164,7 @@ class RunningStrategy(FedAvg):
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
         self._stop = None
+        self._failure = None
         self.model.begin(initial_arrays)
         self.history.forget_after(self.completed_rounds)
         self.roster.begin()
@@ -248,7 +256,8 @@ class RunningStrategy(FedAvg):
             for server_round in range(self.completed_rounds + 1, last_round + 1):
                 _FLOWER.info("[ROUND %d/%d]", server_round, last_round)
                 self._train(server_round, grid, timeout, train_config, result)
-                self._evaluate_at_clients(server_round, grid, timeout, evaluate_config, result)
+                if self._failure is None:
+                    self._evaluate_at_clients(server_round, grid, timeout, evaluate_config, result)
                 self.completed_rounds = server_round
                 self._look(server_round, evaluate_fn, result)
             result.arrays = self.model.record
@@ -371,6 +380,8 @@ class RunningStrategy(FedAvg):
         with self._ending_where_it_fails():
             arrays, metrics = self.take_in_replies(replies_to(run.trained, replies))
             run.last_combined = self.completed_rounds = run.server_round
+            if self._failure is not None:
+                self._close_round()
             if arrays is None and not run.noise_for:
                 arrays = self.model.record
             return arrays, metrics
@@ -509,6 +520,9 @@ class RunningStrategy(FedAvg):
         if metrics:
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
+        # The round is as complete as any other: whoever starts again goes on after it.
+        if self._failure is not None:
+            raise self._failure
         if self._stop is not None:
             raise self._stop
 

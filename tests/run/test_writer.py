@@ -24,7 +24,7 @@ from fedif_flower import (
     load,
 )
 from fedif_flower.cli import cli
-from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import data_hash, tensors_hash
@@ -284,6 +284,37 @@ def test_a_round_that_an_error_ended_is_paid_once_when_it_is_done_again(
     assert third["loss_before"] == second["loss_after"]
     assert [record.round for record in strategy.history.rounds] == [1, 2, 3]
     assert load(tmp_path).state == "complete"
+
+
+class Down(Movers):
+    """All but the first member fail while they are down."""
+
+    is_down = True
+
+    def train(self, message, partition_id):
+        if self.is_down and partition_id > 0:
+            raise OSError("no data here")
+        return super().train(message, partition_id)
+
+
+def test_a_strategy_whose_members_failed_goes_on_after_the_round_that_was_too_much(tmp_path):
+    """Round 3 ends the run, but its step was made: losses lead on to each other from there."""
+    attribution = PathAttribution(bowl_of_two(), "trapezoid")
+    setup = Setup(device="cpu", trainable_keys=attribution.validation.parameter_names)
+    callbacks = [RunWriter(tmp_path), attribution]
+    strategy = FedAvg(fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
+    members = Down([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
+    grid = LocalGrid(members, 3)
+    with pytest.raises(TrainingFailedError, match="most members fail: 2 of 3"):
+        strategy.start(grid, model_arrays(point()), num_rounds=9)
+    members.is_down = False
+    strategy.start(grid, strategy.model.record, num_rounds=1)
+    folder = RunFolder(tmp_path)
+    assert [row["round"] for row in folder.rounds.read()] == ["0", "1", "2", "3", "4"]
+    # (x - 4)^2 / 2 + 2 at x = 0, 1, 2, 3, 4.
+    losses = [float(row["loss_after"]) for row in folder.attributed_rounds.read()]
+    assert losses == [6.5, 4.0, 2.5, 2.0]
+    assert folder.is_complete()
 
 
 def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path):

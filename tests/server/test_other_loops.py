@@ -124,6 +124,16 @@ def test_callbacks_learn_of_the_end_where_an_error_is_one():
         assert noting.noted.count("end") == 1
 
 
+@pytest.mark.parametrize("wrap", [Passing, lambda own: own])
+def test_the_last_of_too_many_rounds_that_failed_is_a_whole_round(wrap):
+    noting = Noting()
+    strategy = FedAvg(callbacks=[noting], **BASE)
+    with pytest.raises(TrainingFailedError):
+        wrap(strategy).start(LocalGrid(broken, 4), model_arrays(point()), num_rounds=9)
+    assert noting.noted == ["start", 0, 1, 2, 3, "end"]
+    assert strategy.completed_rounds == 3
+
+
 def test_a_start_that_is_refused_ends_for_callbacks_before_they_see_its_model():
     noting = Noting()
     strategy = FedAvg(callbacks=[noting], stages=[LossBound(validation())], **BASE)
