@@ -22,3 +22,8 @@ def test_a_seed_in_which_a_player_has_nothing_without_the_game_is_counted():
     assert cell == "2.00 (1.50\N{EN DASH}2.50), 3; nothing to compare in 1 of 3 seeds"
     _, cell = table(rows[:2]).lines[0]
     assert cell == "2.00 (1.50\N{EN DASH}2.50), 2"
+
+
+def test_a_game_with_nothing_to_compare_has_no_figure():
+    _, cell = table([row("0", "0.4", "0.0")]).lines[0]
+    assert cell == "-"

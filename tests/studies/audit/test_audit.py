@@ -146,15 +146,6 @@ def test_games_are_played_in_runs_and_told_by_their_statements(monkeypatch):
     assert line[1] == "2.00 (2.00\N{EN DASH}2.00), 0"
 
 
-def test_who_has_nothing_without_a_game_has_no_gain_by_it():
-    row = {"epochs": "1", "strategy": "fedavg", "seed": "0", "verdicts": "accept", "share": "0.5"}
-    told = [{**row, "game": LOWERED, "honest_share": share} for share in ("0", "0.25")]
-    (line,) = (line for line in games.table(told).lines if line[0] == LOWERED)
-    assert line[1] == "2.00 (2.00\N{EN DASH}2.00), 2"
-    (line,) = (line for line in games.table(told[:1]).lines if line[0] == LOWERED)
-    assert line[1] == "-"
-
-
 def rows(values, case=HONEST, marked=()):
     """Return the lines of a federation's members."""
     place = {"case": case, "rule": "FedAvg", "seed": "0", "valuation": "v"}
