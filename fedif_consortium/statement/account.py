@@ -44,10 +44,10 @@ from fedif_consortium.statement.settings import PayBy, Ties
 from fedif_consortium.statement.shares import (
     NOTHING,
     alike_shares,
-    ends_of,
     fall_of,
     gain_shares,
     left_out_rounds,
+    losses_of,
     reason_against_shares,
     share_out,
 )
@@ -61,6 +61,7 @@ from fedif_consortium.statement.sums import (
     lucks_of,
     totals_of,
 )
+from fedif_flower.attribution.gain import ends_of
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import Completeness
 
@@ -231,7 +232,7 @@ def settle(
     intervals_of_mix = mix_intervals(counted.used, standing, mix)
     members = _member_accounts(counted, shares, noise_ends, intervals_of_mix)
     held_out = judge_held_out(records, counted.used, standing, is_accepted=accept_held_out)
-    first_loss, last_loss = ends_of(counted.since.rounds)
+    first_loss, last_loss = ends_of(losses_of(counted.since.rounds))
     return Account(
         **vars(_gain(counted)),
         rounds=len(counted.since.rounds),

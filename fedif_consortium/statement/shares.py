@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from fedif_consortium.statement.records import RoundLoss
+from fedif_flower.attribution.gain import ends_of
 
 NOTHING = Fraction(0)
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
@@ -96,20 +97,13 @@ def losses_of(rounds: Sequence[RoundLoss]) -> list[float]:
     return [loss if math.isfinite(loss) else math.inf for loss in losses]
 
 
-def ends_of(rounds: Sequence[RoundLoss]) -> tuple[float | None, float | None]:
-    """Return the first finite loss of a run, and the one that it ended with; ``None``: no such."""
-    losses = losses_of(rounds)
-    first_finite = next(filter(math.isfinite, losses), None)
-    last = losses[-1]
-    return first_finite, last if math.isfinite(last) else None
-
-
 def fall_of(rounds: Sequence[RoundLoss]) -> float:
-    """Return by how much the loss fell between the ends of a run (see :func:`ends_of`).
+    """Return by how much the loss fell between the ends of a run.
 
-    A run that ends without a finite loss has fallen by minus infinity.
+    The first loss is the first that is finite. A run that ends without a finite loss has fallen by
+    minus infinity.
     """
-    first, last = ends_of(rounds)
+    first, last = ends_of(losses_of(rounds))
     if first is None or last is None:
         return -math.inf
     return first - last

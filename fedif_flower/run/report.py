@@ -379,34 +379,6 @@ def summarize(
     }
 
 
-def gain_of(rounds: Sequence[Line]) -> dict[str, float | None]:
-    """Return by how much the validation loss fell over a run, and how much of that is nobody's.
-
-    The fall is the one between the run's ends. Those of its rounds need not add up to it: a round
-    that begins or ends without a finite loss has none, and what happens to the model between two
-    rounds, as noise that a wrapper adds, is in no round. ``None``: the run ended without a finite
-    loss, or never had one.
-
-    Parameters
-    ----------
-    rounds : sequence of mapping
-        Lines of ``attribution_rounds.csv``, one or more.
-    """
-    losses = [rounds[0]["loss_before"], *(row["loss_after"] for row in rounds)]
-    finite = [loss for loss in losses if _is_finite(loss)]
-    attributed = math.fsum(row["attributed"] for row in rounds)
-    decrease: float | None = None
-    remainder: float | None = None
-    if _is_finite(losses[-1]):
-        decrease = finite[0] - losses[-1]
-        remainder = decrease - attributed
-    return {"decrease": decrease, "attributed": attributed, "remainder": remainder}
-
-
-def _is_finite(loss: float | None) -> bool:
-    return loss is not None and math.isfinite(loss)
-
-
 def _last_evaluated(rounds: Sequence[Line]) -> int | None:
     """Return the last round whose model was evaluated, which figures are of; ``None``: none was."""
     evaluated = [row["round"] for row in rounds if any(row.get(name) is not None for name in _SEEN)]

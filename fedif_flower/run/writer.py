@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
+from fedif_flower.attribution.gain import gain_of
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
@@ -36,7 +37,7 @@ from fedif_flower.run.folder import (
 from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import data_hash, origin
-from fedif_flower.run.report import describe_machine, gain_of, summarize, write_report
+from fedif_flower.run.report import describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line
 from fedif_flower.server.loop import ScreenedStrategy

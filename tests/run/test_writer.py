@@ -23,12 +23,12 @@ from fedif_flower import (
     Validation,
     load,
 )
+from fedif_flower.attribution.gain import gain_of
 from fedif_flower.cli import cli
 from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import data_hash, tensors_hash
-from fedif_flower.run.report import gain_of
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
