@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Unpack
 
@@ -239,32 +239,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             for node in members
         ]
 
-    def require_asked(self, server_round: int, messages: Sequence[Message]) -> None:
-        """Raise ConfigError unless a round's messages go to those who were drawn for it.
-
-        A subclass may have put a ``configure_train`` in the place of the strategy's own. Who is
-        drawn and never asked would count as away; who is asked and was not drawn counts for
-        nothing.
-        """
-        drawn: dict[int, ClientNode] = {}
-        if self.current is not None and self.current.round == server_round:
-            drawn = {node.node_id: node for node in self.current.members}
-        asked = {message.metadata.dst_node_id for message in messages}
-        if asked == drawn.keys():
-            return
-        whose = f"{type(self).__name__}.configure_train"
-        if not drawn:
-            raise ConfigError(
-                f"{whose} asks {len(asked)} clients, and none was drawn: it has to call "
-                "super().configure_train, and return messages to those whom that has drawn"
-            )
-        missing = [node.label for node_id, node in drawn.items() if node_id not in asked]
-        others = [f"node {node_id}" for node_id in sorted(asked - drawn.keys())]
-        wrong = "does not ask " + enumerated(missing) if missing else "asks " + enumerated(others)
-        raise ConfigError(
-            f"{whose} {wrong}; allowed: a message to each of the {len(drawn)} that were drawn, and "
-            "to no other (select decides who is drawn)"
-        )
+    def members_of(self, server_round: int) -> Collection[ClientNode]:
+        """Return who was drawn for the round that goes on."""
+        if self.current is None or self.current.round != server_round:
+            return ()
+        return self.current.members
 
     def take_in_replies(
         self, replies: Iterable[Message]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedif_flower.errors import (
     ConfigError,
     FedIFError,
-    ReplyError,
     TrainingFailedError,
     ValuationError,
 )
@@ -34,6 +33,7 @@ from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Roster
+from fedif_flower.server.subclass import require_messages, take_model
 from fedif_flower.server.summary import Scoring
 from fedif_flower.stages import Stages
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -275,35 +275,17 @@ class RunningStrategy(FedAvg):
     ) -> None:
         """Let a round's members train, and go on to the model that their replies lead to."""
         before = self.model.record
+        whose = type(self).__name__
+        # A subclass may have put methods of its own in the place of these two.
         messages = list(self.configure_train(server_round, before, config, grid))
-        self.require_asked(server_round, messages)
+        require_messages(f"{whose}.configure_train", messages, self.members_of(server_round))
         replies = grid.send_and_receive(messages, timeout=timeout)
         arrays, metrics = self.aggregate_train(server_round, replies)
-        self._go_on_from(before if arrays is None else arrays)
+        arrays = before if arrays is None else arrays
+        take_model(f"{whose}.aggregate_train", arrays, self.model)
         if metrics is not None:
             _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
-
-    def _go_on_from(self, arrays: ArrayRecord) -> None:
-        """Take the model that a round of :meth:`start` has led to.
-
-        It is the strategy's own, unless an ``aggregate_train`` of a subclass has returned another.
-
-        Raises
-        ------
-        ConfigError
-            If it is no model of this run.
-        """
-        whose = f"{type(self).__name__}.aggregate_train"
-        if not isinstance(arrays, ArrayRecord):
-            raise ConfigError(
-                f"{whose} returned a model of type {type(arrays).__name__}; allowed: an "
-                "ArrayRecord, or None where the old model stays"
-            )
-        try:
-            self.model.receive(arrays)
-        except (ReplyError, ValueError) as error:
-            raise ConfigError(f"{whose} returned no model of this run: {error}") from error
 
     def _evaluate_at_clients(
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
@@ -420,8 +402,8 @@ class RunningStrategy(FedAvg):
         """Return the messages by which a round's members are asked to train."""
         raise NotImplementedError
 
-    def require_asked(self, server_round: int, messages: Sequence[Message]) -> None:
-        """Raise ConfigError unless a round's messages go to those who were drawn for it."""
+    def members_of(self, server_round: int) -> Collection[ClientNode]:
+        """Return who was drawn for the round that goes on."""
         raise NotImplementedError
 
     def take_in_replies(
