@@ -290,7 +290,8 @@ class Aggregation:
     Attributes
     ----------
     weights : Tensor
-        ``[m]``, finite.
+        ``[m]``, finite: the rule's; once stages have chosen where the round leads, those that it
+        took.
     scores : Tensor, optional
         ``[m]``: the round's raw valuation, e.g. round influences Phi.
     normalized : Tensor, optional

@@ -177,6 +177,8 @@ def _attribute(
     rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
     recorded_weights = _recorded_weights(records)
+    # A coefficient is then of several means, which the run did not keep.
+    is_mixed = settings.neighbour_mixing or settings.bucketing > 1
     by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
     for row in records.rounds:
         number = row.round
@@ -185,6 +187,8 @@ def _attribute(
         if step is not None:
             _require_received(records, model, step)
             _require_weighed(records, step, recorded_weights)
+            if not is_mixed:
+                _require_shortened(records, step)
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
             if not torch.equal(step.before.params, model.vectors.params):
@@ -233,6 +237,28 @@ def _require_weighed(
                 f"{kept[1]:.6g} examples in {records.folder.updates.name}/, and others in "
                 f"{records.folder.clients.path.name}"
             )
+
+
+def _require_shortened(records: RunRecords, step: Step) -> None:
+    """Raise StatementError unless coefficients are weights times what shortened the updates.
+
+    Bounds of credit are of the lengths that a round used. The weights are those of clients.csv, and
+    the coefficients lead from model to model.
+    """
+    aggregation = step.aggregation
+    assert aggregation.applied is not None  # KeptUpdates
+    applied = aggregation.applied.double()
+    shortening = torch.ones_like(applied)
+    if aggregation.shortening is not None:
+        shortening = aggregation.shortening.double()
+    expected = aggregation.weights.double() * shortening
+    differs = ~torch.isclose(applied, expected, rtol=1e-6, atol=0.0)
+    for row in differs.nonzero().flatten().tolist():
+        raise StatementError(
+            f"round {step.updates.server_round}: the update of client {step.nodes[row].client_id} "
+            f"was multiplied by {applied[row]:.6g}, but its weight times what shortened it is "
+            f"{expected[row]:.6g} in {records.folder.updates.name}/"
+        )
 
 
 def _by_itself(step: Step) -> Tensor:

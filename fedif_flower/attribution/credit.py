@@ -174,7 +174,7 @@ class CreditBounds:
         gram : Tensor
             ``[m, m]``: inner products of the updates.
         weights : Tensor
-            ``[m]``: those that the strategy gave, whatever it does to lengths.
+            ``[m]``: those of the round's step, whatever is done to lengths.
         shares : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
             span (see :class:`PastSteps`); k = 0: there was none yet.

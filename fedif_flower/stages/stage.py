@@ -20,14 +20,24 @@ from fedif_flower.valuation.validation import Validation
 
 
 class Destination(NamedTuple):
-    """Where a round leads: parameters ``[d]``, buffers ``[b]``, and the coefficients applied.
+    """Where a round leads, and what its updates were multiplied by.
 
-    ``coefficients`` [m] are what the updates of the parameters were multiplied by.
+    Attributes
+    ----------
+    params, buffers : Tensor
+        ``[d]`` and ``[b]``: the model there.
+    coefficients : Tensor
+        ``[m]``: what the updates of the parameters were multiplied by.
+    weights, rescaling : Tensor
+        ``[m]``: the weights in these coefficients, and what of them brings updates to another
+        length, as in :class:`~fedif_flower.round.Aggregation`.
     """
 
     params: Tensor
     buffers: Tensor
     coefficients: Tensor
+    weights: Tensor
+    rescaling: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -296,33 +306,31 @@ def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
     return torch.equal(after.client_updates, before.client_updates)
 
 
-def _weights_of(coefficients: Tensor, shortening: Tensor, proposed: Tensor) -> Tensor:
-    """Return the weights ``[m]`` that are coefficients once they are shortened.
+def _weights_taken(
+    coefficients: Tensor, shortening: Tensor, proposed: Tensor, rescaling: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weights ``[m]`` that coefficients are once updates are shortened.
 
-    They are the proposed ones, to the bit, where those lead to the coefficients. Of who is
-    shortened to nothing no weight is known: 0.
+    With them comes what of them brings updates to another length, as ``rescaling`` is of the
+    proposed weights (see :class:`~fedif_flower.round.Aggregation`). The proposed weights are
+    returned to the bit where they lead to the coefficients.
     """
     if torch.equal(coefficients, proposed * shortening):
-        return proposed
-    factors = shortening.to(coefficients)
-    return torch.where(factors > 0, coefficients / factors, 0.0)
-
-
-def _weights_of_buffers(weights: Tensor, proposed: Tensor, rescaling: Tensor | None) -> Tensor:
-    """Return the weights ``[m]`` by which buffers go, where those of parameters rescale updates.
-
-    Of the proposed weights, or of a share of them, they are what is left without the rescaling.
-    Other weights rescale nothing, but sum to what the proposed ones do: buffers get the sum that
-    those have without it.
-    """
-    total = proposed.sum()
-    if rescaling is None or not bool(total > 0):
-        return weights
-    of_mean = torch.where(rescaling > 0, proposed / rescaling, 0.0)  # [m]
+        return proposed, rescaling
+    counted = shortening > 0
+    weights = torch.where(counted, coefficients / shortening.to(coefficients), 0.0)
+    total = proposed[counted].sum()
+    if not bool(total > 0):
+        return weights, rescaling
     share = weights.sum() / total
-    if torch.allclose(weights, share * proposed, rtol=1e-9, atol=0.0):
-        return share * of_mean
-    return weights * (of_mean.sum() / total)
+    if torch.allclose(weights[counted], share * proposed[counted], rtol=1e-9, atol=0.0):
+        # Of who is shortened to nothing the share of the weight is known all the same.
+        return torch.where(counted, weights, share * proposed), rescaling
+    if rescaling is None:
+        return weights, None
+    # Other weights bring no update to a length of its own, but all to the usual one.
+    without = torch.where(rescaling > 0, proposed / rescaling, 0.0)  # [m]
+    return weights, torch.full_like(rescaling, float(proposed.sum() / without.sum()))
 
 
 class Stages:
@@ -428,16 +436,8 @@ class Stages:
             updates = staged
         return updates
 
-    def settle(
-        self,
-        updates: RoundUpdates,
-        weights: Tensor,
-        noise: Tensor | None = None,
-        rescaling: Tensor | None = None,
-    ) -> Destination:
-        """Return where the weights ``[m]`` of a round lead; each way there ends with the noise.
-
-        ``rescaling`` is as in :class:`~fedif_flower.round.Aggregation`.
+    def settle(self, updates: RoundUpdates, proposed: Aggregation) -> Destination:
+        """Return where the weights of a round lead; each way there ends with their noise.
 
         Raises
         ------
@@ -448,18 +448,20 @@ class Stages:
         reached: list[Destination] = []
 
         def move(coefficients: Tensor) -> Destination:
+            weights, rescaling = _weights_taken(
+                coefficients, updates.shortening, proposed.weights, proposed.rescaling
+            )
             # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
-            chosen_weights = _weights_of(coefficients, updates.shortening, weights)
-            buffer_weights = _weights_of_buffers(chosen_weights, weights, rescaling)
-            for_buffers = buffer_weights * updates.buffer_shortening
+            weights_alone = replace(proposed, weights=weights, rescaling=rescaling).weights_alone
+            for_buffers = weights_alone * updates.buffer_shortening
             params, buffers = move_model(updates, coefficients, for_buffers)
-            if noise is not None:
-                params = params + noise
-            destination = Destination(params, buffers, coefficients)
+            if proposed.noise is not None:
+                params = params + proposed.noise
+            destination = Destination(params, buffers, coefficients, weights, rescaling)
             reached.append(destination)
             return destination
 
-        proposal = Proposal(updates, weights, move, self.optimizer)
+        proposal = Proposal(updates, proposed.weights, move, self.optimizer)
         if self.choosing is None:
             return move(proposal.coefficients)
         chosen = self.choosing.choose(proposal)
@@ -473,16 +475,20 @@ class Stages:
     def combined(
         self, updates: RoundUpdates, aggregation: Aggregation
     ) -> tuple[ModelVectors, Aggregation]:
-        """Return the model that a round's weights lead to, and what updates were multiplied by."""
+        """Return the model that a round leads to, and the weights and coefficients that it took."""
         if updates.unseen is not None:
             weights = aggregation.weights
             factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
-        step = self.settle(updates, aggregation.weights, aggregation.noise, aggregation.rescaling)
+        step = self.settle(updates, aggregation)
         counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
         vectors = ModelVectors(step.params, step.buffers, counters)
         aggregation = replace(
-            aggregation, applied=step.coefficients, shortening=updates.client_shortening
+            aggregation,
+            weights=step.weights,
+            applied=step.coefficients,
+            shortening=updates.client_shortening,
+            rescaling=step.rescaling,
         )
         return vectors, aggregation
 

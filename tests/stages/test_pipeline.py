@@ -56,6 +56,11 @@ def bounds() -> Stages:
     return Stages([Clip(2.0), LossBound(held_out())])
 
 
+def weighed(weights: Sequence[float], **more: Any) -> Aggregation:
+    """Return a rule's answer with these weights."""
+    return Aggregation(torch.tensor(weights, dtype=torch.float64), **more)
+
+
 def settle(
     stages: Stages, start: float, *steps: float, weights: Sequence[float] = (), **more: Any
 ) -> Destination:
@@ -63,7 +68,7 @@ def settle(
     model = ModelVectors(torch.tensor([start]), torch.zeros(0))
     updates = a_round(torch.tensor(steps)[:, None], model=model, **more)
     chosen = weights or [1 / len(steps)] * len(steps)
-    return stages.settle(stages.before(updates), torch.tensor(chosen, dtype=torch.float64))
+    return stages.settle(stages.before(updates), weighed(chosen))
 
 
 def led_to(*of: Any, **more: Any) -> float:
@@ -173,8 +178,7 @@ def test_buffers_go_by_the_weights_that_are_chosen(steps, coefficients, shift):
         names=layout,
     )
     stages = Stages([LossBound(validation, tolerance=0.0, descent_steps=40)])
-    halves = torch.full((2,), 0.5, dtype=torch.float64)
-    chosen = stages.settle(updates, halves)
+    chosen = stages.settle(updates, weighed([0.5, 0.5]))
     assert chosen.coefficients.tolist() == pytest.approx(coefficients, abs=1e-3)
     assert chosen.buffers.tolist() == pytest.approx([shift], abs=1e-2)
 
@@ -327,7 +331,7 @@ def test_steps_are_judged_by_the_run_s_own_switch():
     layout = ParameterLayout.from_arrays(arrays, ["weight"])
     updates = a_round(torch.tensor([[-1.0]]), model=layout.to_vectors(arrays), names=layout)
     bound = LossBound(judge, descent_steps=0)
-    step = Stages([bound]).settle(updates, torch.ones(1, dtype=torch.float64))
+    step = Stages([bound]).settle(updates, weighed([1.0]))
     assert step.params.item() == -1 / 16
     expected = {"first": 3.0, "least": 3.0, "least_before": 3.0, "held": 1}
     assert bound.state_dict() == expected
@@ -537,9 +541,8 @@ def test_goes_on_after_a_restart(make):
 def test_buffers_go_without_what_brings_updates_to_another_length():
     """Weights 2 and 6 are shares 1/4 and 3/4, eight times as long: buffers go by the shares."""
     updates = a_round(torch.ones(2, 1), buffer_updates=torch.tensor([[4.0], [8.0]]))
-    weights = torch.tensor([2.0, 6.0], dtype=torch.float64)
-    rescaling = torch.tensor([8.0, 8.0], dtype=torch.float64)
-    whole = Stages().settle(updates, weights, rescaling=rescaling)
+    proposed = weighed([2.0, 6.0], rescaling=torch.tensor([8.0, 8.0], dtype=torch.float64))
+    whole = Stages().settle(updates, proposed)
     assert (whole.params.item(), whole.buffers.item()) == (8.0, 7.0)
 
     def chosen(coefficients: list[float]) -> float:
@@ -549,7 +552,49 @@ def test_buffers_go_without_what_brings_updates_to_another_length():
             def choose(self, proposal: Proposal) -> Destination:
                 return proposal.move(torch.tensor(coefficients, dtype=torch.float64))
 
-        return Stages([Chooses()]).settle(updates, weights, rescaling=rescaling).buffers.item()
+        return Stages([Chooses()]).settle(updates, proposed).buffers.item()
 
     assert chosen([1.0, 3.0]) == 3.5  # Half of the step.
     assert chosen([8.0, 0.0]) == 4.0  # Other weights, of the same sum: the first one's alone.
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "weights"),
+    [
+        ([1.0, 6.0, 0.0], [2.0, 6.0, 4.0]),  # The proposed step.
+        ([0.5, 3.0, 0.0], [1.0, 3.0, 2.0]),  # Half of it.
+        ([3.0, 6.0, 0.0], [6.0, 6.0, 0.0]),  # Another one.
+    ],
+)
+@pytest.mark.parametrize("rescaling", [None, 8.0])
+def test_the_weights_of_a_round_are_those_that_it_took(coefficients, weights, rescaling):
+    """The first update counts at half of its length, the last one is shortened to nothing."""
+
+    class Chooses(Stage):
+        def choose(self, proposal: Proposal) -> Destination:
+            return proposal.move(torch.tensor(coefficients, dtype=torch.float64))
+
+    factors = torch.tensor([0.5, 1.0, 0.0], dtype=torch.float64)
+    lengths = None if rescaling is None else torch.full_like(factors, rescaling)
+    updates = a_round(torch.ones(3, 1), factors=factors)
+    proposed = weighed([2.0, 6.0, 4.0], rescaling=lengths)
+    _, aggregation = Stages([Chooses()]).combined(updates, proposed)
+    assert aggregation.weights.tolist() == weights
+    assert aggregation.applied.tolist() == coefficients
+    expected = factors if rescaling is None else rescaling * factors
+    assert aggregation.length_factors.tolist() == expected.tolist()
+
+
+def test_other_weights_bring_no_update_to_a_length_of_its_own():
+    """Weights 2 and 1 are halves of updates four times and twice as long: thrice on average."""
+    updates = a_round(torch.ones(2, 1))
+    proposed = weighed([2.0, 1.0], rescaling=torch.tensor([4.0, 2.0], dtype=torch.float64))
+
+    class Chooses(Stage):
+        def choose(self, proposal: Proposal) -> Destination:
+            return proposal.move(torch.tensor([0.0, 3.0], dtype=torch.float64))
+
+    _, aggregation = Stages([Chooses()]).combined(updates, proposed)
+    assert aggregation.weights.tolist() == [0.0, 3.0]
+    assert aggregation.weights_alone.tolist() == [0.0, 1.0]
+    assert aggregation.length_factors.tolist() == [3.0, 3.0]

@@ -15,6 +15,7 @@ from torch import nn
 
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.aggregators import AlignIns, DeepSight, FedAdp, Flame, Krum, Median, SignGuard
+from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
@@ -103,6 +104,31 @@ def test_what_a_clip_shortens_a_rule_shortens_no_further_than_to_its_own_bound(r
 def test_a_rule_that_makes_a_step_leaves_none_to_choose():
     with pytest.raises(ConfigError, match=r"LossBound.*Median\(\) leaves no step to choose"):
         RobustRule(Median(), stages=[LossBound()], **BASE)
+
+
+class Chooses(Stage):
+    """Takes other weights than the strategy's."""
+
+    def choose(self, proposal):
+        return proposal.move(torch.tensor([0.75, 0.25, 0.0], dtype=torch.float64))
+
+
+def test_records_and_bounds_of_credit_have_the_weights_that_a_stage_took_instead():
+    """The first of three members with as many examples has 9/4 of the usual weight, not 1."""
+    bounds = CreditBounds(length=0, borrowed=0, weight=2)
+    strategies = []
+
+    def strategy_of(held_out, **base):
+        strategies.append(FedAvg(stages=[Chooses()], **base))
+        return strategies[0]
+
+    steps = [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    attribution = attributed(strategy_of, Movers(steps), bounds=bounds)
+    (report,) = strategies[0].history.rounds
+    assert column(report, "weight") == [0.75, 0.25, 0.0]
+    clients = attribution.rounds[0].clients
+    shares = [client.credited / client.contribution for client in clients[:2]]
+    assert shares == pytest.approx([8 / 9, 1.0])
 
 
 class Last:

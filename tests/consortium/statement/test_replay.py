@@ -106,6 +106,30 @@ def test_bounds_of_credit_are_by_the_weights_and_examples_of_the_table(copy, nam
         replay(copy)
 
 
+def test_bounds_of_credit_are_by_the_lengths_that_the_steps_used(copy):
+    """An operator says that a member's update was shortened to half, so that more is credited."""
+    path = files_of_rounds(copy / "updates")[2]
+    content = torch.load(path, weights_only=True)
+    shortening = content["shortening"].clone()
+    shortening[3] /= 2
+    torch.save(content | {"shortening": shortening}, path)
+    with pytest.raises(StatementError, match="round 2: the update of client 1003 was multiplied"):
+        replay(copy)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        # Rounds take other weights than the strategy's own.
+        {"attack": "scaling", "update_clipping": 1.0},
+        {"strategy": "fltrust", "update_clipping": 0.5},
+        {"strategy": "sign-guard", "neighbour_mixing": True, "update_clipping": 0.5},
+    ],
+)
+def test_a_run_with_bounds_is_recomputed(tmp_path, settings):
+    assert replay(run(config(tmp_path, **settings))).rounds > 0
+
+
 def test_noise_of_the_rule_is_part_of_the_step_and_named(tmp_path):
     run_dir = run(config(tmp_path, num_server_rounds=2, strategy="flame"))
     words = "the noise that the rule added in 2 rounds is as the run kept it"
