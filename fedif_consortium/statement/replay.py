@@ -187,6 +187,11 @@ def _attribute(
         if step is not None:
             _require_received(records, model, step)
             _require_weighed(records, step, recorded_weights)
+            if step.aggregation.rescaling is not None and not strategy.sets_lengths:
+                raise StatementError(
+                    f"round {number}: {records.folder.updates.name}/ says that weights bring "
+                    f"updates to another length, which {settings.strategy!r} does not do"
+                )
             if not is_mixed:
                 _require_shortened(records, step)
             by_themselves.insert(0, _by_itself(step))

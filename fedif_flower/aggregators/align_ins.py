@@ -45,6 +45,7 @@ class AlignIns(CheckedFields):
     """
 
     gives_weights = True
+    sets_lengths = True
 
     threshold: Annotated[
         float,

@@ -68,6 +68,7 @@ class DeepSight(CheckedFields):
     """
 
     gives_weights = True
+    sets_lengths = True
 
     model: nn.Module = field(repr=False)
     root_data: Data = field(repr=False)

@@ -39,6 +39,7 @@ class Flame(CheckedFields):
     """
 
     gives_weights = True
+    sets_lengths = True
 
     noise: Annotated[float, Setting("lambda: of the noise, in median lengths", ge=0)] = 0.001
 

@@ -42,6 +42,7 @@ class SignGuard(CheckedFields):
     """
 
     gives_weights = True
+    sets_lengths = True
 
     shortest: Annotated[float, Setting("shorter updates are left out; in medians", ge=0)] = 0.1
     longest: Annotated[float, Setting("longer updates are left out; in medians", gt=0)] = 3.0

@@ -291,7 +291,12 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         staged = self.stages.before(updates)
         weighed = self.weigh(staged if self.combines_updates else staged.shortened())
-        answer = require_answer(weighed, staged, combines_updates=self.combines_updates)
+        answer = require_answer(
+            weighed,
+            staged,
+            combines_updates=self.combines_updates,
+            sets_lengths=self.sets_lengths,
+        )
         if isinstance(answer, Aggregation):
             aggregation = self.intake.reweigh(staged, answer)
             vectors, aggregation = self.stages.combined(staged, aggregation)

@@ -80,7 +80,7 @@ def claim(parts: Iterable[object], key: object) -> None:
 
 
 def require_answer(
-    answer: object, updates: RoundUpdates, *, combines_updates: bool
+    answer: object, updates: RoundUpdates, *, combines_updates: bool, sets_lengths: bool = False
 ) -> Aggregation | Tensor:
     """Return a rule's answer.
 
@@ -92,16 +92,23 @@ def require_answer(
         What it was given: m updates of a model ``[d]``.
     combines_updates : bool
         Whether it has to return weights ``[m]``; else a step ``[d]``.
+    sets_lengths : bool
+        Whether its weights may bring updates to another length.
 
     Raises
     ------
     ValuationError
-        If the answer is the other of the two, or of another shape.
+        If the answer is the other of the two, or of another shape; or its weights have a rescaling
+        which they may not have.
     """
     if combines_updates:
         shape = updates.squared_norms.shape
         # A rule of somebody else's may have put anything there.
         if isinstance(answer, Aggregation) and getattr(answer.weights, "shape", None) == shape:
+            if answer.rescaling is not None and not sets_lengths:
+                raise ValuationError(
+                    "the rule's weights have a rescaling: its sets_lengths has to say so"
+                )
             return answer
         expected = "an Aggregation of weights [m]"
     else:

@@ -114,6 +114,7 @@ class RunningStrategy(FedAvg):
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
+    sets_lengths = False  # Whether its weights bring updates to another length.
     chooses_one = False  # Whether a round's model is to be one client's, bit for bit.
     ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
     model: GlobalModel

@@ -144,6 +144,7 @@ class FLTrust(ScreenedStrategy):
     """
 
     made_of = MappingProxyType({"root": root_training})
+    sets_lengths = True
 
     def __init__(self, root: RootTraining, **base: Unpack[BaseArguments]) -> None:
         require_kind(self, "root", root, RootTraining)

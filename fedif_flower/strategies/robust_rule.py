@@ -26,10 +26,11 @@ class RobustRule(ScreenedStrategy):
         :class:`~fedif_flower.round.Aggregation` with weights ``[m]``. Beside a step, buffers are
         averaged, and no client has a weight of its own: NaN. A rule with ``state_dict`` and
         ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
-        by an attribute ``knows_clients``. One that gives a single client the weight 1, and means
-        its model to be copied bit for bit, says so by ``chooses_one``: the round's models are then
-        kept beside the updates. One with a model of its own has that model's ``parameter_names``
-        and ``tied_names``, and may have its ``own_shapes``, as
+        by an attribute ``knows_clients``. One whose weights have a ``rescaling``, since they bring
+        updates to another length, says so by ``sets_lengths``. One that gives a single client the
+        weight 1, and means its model to be copied bit for bit, says so by ``chooses_one``: the
+        round's models are then kept beside the updates. One with a model of its own has that
+        model's ``parameter_names`` and ``tied_names``, and may have its ``own_shapes``, as
         :class:`~fedif_flower.aggregators.DeepSight` has: what is trained is then what it looks at.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
@@ -50,6 +51,7 @@ class RobustRule(ScreenedStrategy):
         super().__init__(**base)
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))
+        self.sets_lengths = bool(getattr(rule, "sets_lengths", False))
         self.chooses_one = bool(getattr(rule, "chooses_one", False))
         if self.stages.choosing is not None and not self.combines_updates:
             raise ConfigError(f"stages = {self.stages}; {rule!r} leaves no step to choose")

@@ -147,6 +147,21 @@ def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     assert "the rule has to return a step [d]" in mute.history.rounds[0].reason
 
 
+def test_a_rule_whose_weights_rescale_updates_says_so():
+    class Twice(Last):
+        def __call__(self, updates):
+            weights = torch.full((updates.num_clients,), 2 / updates.num_clients)
+            return Aggregation(weights, rescaling=torch.full_like(weights, 2.0))
+
+    mute = RobustRule(Twice(), **BASE)
+    play(mute, point(), Movers(LONG))
+    assert "its sets_lengths has to say so" in mute.history.rounds[0].reason
+    rule = Twice()
+    rule.sets_lengths = True
+    params, _ = play(RobustRule(rule, **BASE), point(), Movers([[1.0, 0.0], [3.0, 2.0]]))
+    assert params.tolist() == [4, 2]
+
+
 class Senders(Clients):
     """Partition p sends ``models[p]``, whatever it received."""
 

@@ -117,6 +117,17 @@ def test_bounds_of_credit_are_by_the_lengths_that_the_steps_used(copy):
         replay(copy)
 
 
+def test_no_operator_says_that_a_rule_shortened_updates_which_it_does_not(copy):
+    """Half of the length for twice the weight: a member of long updates would be credited more."""
+    path = files_of_rounds(copy / "updates")[2]
+    content = torch.load(path, weights_only=True)
+    rescaling = torch.ones_like(content["weights"])
+    rescaling[3] = 0.5
+    torch.save(content | {"rescaling": rescaling}, path)
+    with pytest.raises(StatementError, match=r"round 2: .* another length, which 'fedif'"):
+        replay(copy)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
