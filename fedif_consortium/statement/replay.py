@@ -187,15 +187,12 @@ def _attribute(
         if step is not None:
             _require_received(records, model, step)
             _require_weighed(records, step, recorded_weights)
-            if step.aggregation.rescaling is not None and not strategy.sets_lengths:
-                raise StatementError(
-                    f"round {number}: {records.folder.updates.name}/ says that weights bring "
-                    f"updates to another length, which {settings.strategy!r} does not do"
-                )
-            if not is_mixed:
-                _require_shortened(records, step)
+            if not strategy.sets_lengths:
+                _require_no_rescaling(records, step)
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
+            if not is_mixed:
+                _require_shortened(records, step)
             if not torch.equal(step.before.params, model.vectors.params):
                 model.advance(step.before)
         attribution.finish_last_round(number)
@@ -242,6 +239,15 @@ def _require_weighed(
                 f"{kept[1]:.6g} examples in {records.folder.updates.name}/, and others in "
                 f"{records.folder.clients.path.name}"
             )
+
+
+def _require_no_rescaling(records: RunRecords, step: Step) -> None:
+    """Raise StatementError where a rule that sets no lengths is said to have set some."""
+    if step.aggregation.rescaling is not None:
+        raise StatementError(
+            f"round {step.updates.server_round}: {records.folder.updates.name}/ says that weights "
+            f"bring updates to another length, which {records.config['strategy']!r} does not do"
+        )
 
 
 def _require_shortened(records: RunRecords, step: Step) -> None:
