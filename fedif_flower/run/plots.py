@@ -30,7 +30,7 @@ _DRAWING = Lock()  # text layout in matplotlib is not safe between threads
 
 
 def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path:
-    """Draw test and validation accuracy over the rounds, or what a task has in its place."""
+    """Draw what is measured on the test and the validation split over the rounds."""
     metric = _drawn_metric(rounds)
     figure = new_figure()
     axes = figure.subplots()
@@ -57,20 +57,18 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
 
 
 def _drawn_metric(rounds: Sequence[Line]) -> str:
-    """Return accuracy where there is one, else a metric of the task's own, else the loss."""
-    metrics = []
+    """Return the first of the task's metrics where it has any, else accuracy, else the loss."""
+    measured = []
     for row in rounds:
         for column, value in row.items():
             split, _, metric = column.partition("_")
             is_metric = split in ("test", "validation") and metric != "contradicted"
             if is_metric and value is not None:
-                metrics.append(metric)
-    if "accuracy" in metrics:
-        return "accuracy"
-    for metric in metrics:
-        if metric != "loss":
+                measured.append(metric)
+    for metric in measured:
+        if metric not in ("accuracy", "loss"):
             return metric
-    return "loss"
+    return "accuracy" if "accuracy" in measured else "loss"
 
 
 def _points(rounds: Sequence[Line], column: str) -> list[tuple[int, float]]:

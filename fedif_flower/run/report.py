@@ -129,14 +129,15 @@ def _scores(run: Run) -> Points:
 
 def _figures(summary: Mapping[str, Any], title: str = "") -> ResultTable:
     """Return the figures that a person looks at first, as far as they are known."""
-    rows = [
-        ("test accuracy", _percent(summary["test_accuracy"])),
-        ("validation accuracy", _percent(summary["validation_accuracy"])),
-    ]
+    rows = []
     for name, figures in summary.get("metrics", {}).items():
         rows.append((f"test {name}", shown_number(figures["test"], ".4g")))
         rows.append((f"validation {name}", shown_number(figures["validation"], ".4g")))
-    rows.append(("attack success rate", _percent(summary.get("attack_success"))))
+    rows += [
+        ("test accuracy", _percent(summary["test_accuracy"])),
+        ("validation accuracy", _percent(summary["validation_accuracy"])),
+        ("attack success rate", _percent(summary.get("attack_success"))),
+    ]
     gain = summary.get("attribution")
     if gain:
         rows.append(("decrease of the validation loss", _decrease(gain)))

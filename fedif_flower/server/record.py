@@ -348,18 +348,18 @@ def _unless_nan(weight: float | None) -> float | None:
 
 
 def headline(columns: Mapping[str, Any]) -> str:
-    """Return the first figure of the test split that a line of ``rounds.csv`` has, in words."""
+    """Return what a line of ``rounds.csv`` says first of the test split, in words.
+
+    It is the first of the task's metrics, else the accuracy, else the loss.
+    """
     figures = {name: value for name, value in columns.items() if value not in (None, "")}
-    if "test_accuracy" in figures:
-        return f"test accuracy {float(figures['test_accuracy']):.1%}"
-    name = "test_loss"
-    for other in figures:
-        if other.startswith("test_") and other != "test_loss":
-            name = other
-            break
-    if name not in figures:
-        return ""
-    return f"{name.replace('_', ' ')} {float(figures[name]):.4g}"
+    usual = ("test_accuracy", "test_loss")
+    metrics = [name for name in figures if name.startswith("test_") and name not in usual]
+    for name in (*metrics, *usual):
+        if name in figures:
+            form = ".1%" if name == "test_accuracy" else ".4g"
+            return f"{name.replace('_', ' ')} {format(float(figures[name]), form)}"
+    return ""
 
 
 def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:

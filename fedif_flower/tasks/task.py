@@ -135,8 +135,9 @@ class Task:
         In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean,
         and what that divides by: the size of the batch, or a sum of weights.
     metrics : sequence of Metric
-        The first is what results show first. Accuracy needs no mention: it is taken wherever
-        ``loss`` meets outputs ``[n, classes]`` and integer targets ``[n]``.
+        The first is what results show first, and what runs are compared by. Accuracy needs no
+        mention: it is taken wherever ``loss`` meets outputs ``[n, classes]`` and integer targets
+        ``[n]``, and comes first where there are no metrics.
     train : callable, optional
         In place of SGD on the loss: ``train(model, data, training)`` trains the model in place
         and returns its mean training loss; ``training`` holds the run config's local epochs, batch

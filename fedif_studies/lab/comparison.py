@@ -144,20 +144,28 @@ def report_sweep(
     for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
         values = tuple(measurement.config.get(axis, "") for axis in axes)
         combinations.setdefault(values, []).append(measurement)
+    metrics = list(dict.fromkeys(measurement.metric for measurement in measurements))
+    names_metric = len(metrics) > 1
     lines = []
     rows = []
     for values, of_seeds in combinations.items():
         labels = [str(value) for value in values]
-        lines.append([*labels, str(len(of_seeds)), *_figures(of_seeds)])
+        named = [of_seeds[0].metric] if names_metric else []
+        lines.append([*labels, *named, str(len(of_seeds)), *_figures(of_seeds)])
         # A row has no paths; where they are an axis, they tell it from others.
         place = dict(zip(axes, labels, strict=True))
         rows += [{**to_row(measurement), **_paths_of(place)} for measurement in of_seeds]
     add_rows(folder / "results.csv", rows, anew=True)
     pictures = _draw_sweep(name, measurements, axes, folder)
     about = " ".join(dict.fromkeys(map(_about, measurements)))
-    heading = [*axes, "seeds", *ACCURACIES.values(), "detection AUC"]
-    table = ResultTable(name, heading, lines, num_labels=len(axes))
-    remarks = [about, *last_ten_remarks(measurements), *more_remarks]
+    label_columns = list(axes)
+    remarks = [about]
+    if names_metric:
+        label_columns.append("metric")
+        remarks.append(f"The pictures show {metrics[0]} alone.")
+    heading = [*label_columns, "seeds", *ACCURACIES.values(), "detection AUC"]
+    table = ResultTable(name, heading, lines, num_labels=len(label_columns))
+    remarks += [*last_ten_remarks(measurements), *more_remarks]
     write_table(table, folder, console, remarks, pictures)
 
 

@@ -73,7 +73,7 @@ class Measurement:
     run_dir : Path, optional
         Where its rounds are; ``None`` if only its row was kept.
     metric : str
-        The metric that accuracies are in: ``"accuracy"``, or the task's own.
+        The metric that accuracies are in: ``"accuracy"``, or the first of the task's own.
     higher_is_better : bool
         Its direction.
     revision : str
@@ -215,12 +215,15 @@ def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
 
 
 def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the metric that a run is measured by, and whether higher is better."""
-    metrics = summary.get("metrics")
-    if summary.get("test_accuracy") is not None or not metrics:
-        return ACCURACY, True
-    metric = next(iter(metrics))
-    return metric, metrics[metric]["higher_is_better"]
+    """Return the metric that a run is measured by, and whether higher is better.
+
+    It is what results show first: the task's first metric with a figure of each split, and
+    accuracy where it has none.
+    """
+    for metric, figures in summary.get("metrics", {}).items():
+        if None not in figures.values():
+            return metric, figures["higher_is_better"]
+    return ACCURACY, True
 
 
 def _words_for(machine: Mapping[str, Any]) -> str:

@@ -18,11 +18,12 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.live_state import LiveState
+from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
 from fedif_flower.run.rows import read_rows
-from fedif_flower.server.record import ClientReport, Round
+from fedif_flower.server.record import ClientReport, Round, headline
 from fedif_flower.tasks.task import Metric
 from tests.run.resuming import recorder_of
 
@@ -186,3 +187,14 @@ def test_its_last_word_is_how_the_run_ended(tmp_path, error, phase, reason):
             raise error
     said = RunFolder(tmp_path).live.read()
     assert (said["phase"], said.get("reason")) == (phase, reason)
+
+
+def test_a_task_s_first_metric_is_shown_before_its_accuracy(tmp_path, pictures):
+    figures = {"test_accuracy": 0.5, "test_loss": 1.25, "test_f1": 0.25, "test_auc": 0.75}
+    assert headline(figures) == "test f1 0.25"
+    assert headline({"test_accuracy": 0.5, "test_loss": 1.25}) == "test accuracy 50.0%"
+    assert headline({"test_loss": 1.25}) == "test loss 1.25"
+    assert headline({"validation_f1": 0.25}) == ""
+    rounds = [{"round": number, **figures} for number in range(2)]
+    picture = plot_progress(rounds, RunFolder(tmp_path), title="")
+    assert picture.name == "metric.png"

@@ -152,6 +152,54 @@ def test_a_sweep_is_reported_whatever_its_values_are_called(tmp_path, strategy):
     assert "![accuracy](accuracy.png)" in page
 
 
+def with_own_metric(run_dir: Path, settings: dict[str, object], errors: list[float]) -> Path:
+    """Write the result of a task of classes with an error of its own, whose accuracies rise."""
+    accuracies = [0.5 + index / 10 for index in range(len(errors))]
+    folder = write_result(run_dir, settings, accuracies)
+    rounds = RunFolder(folder).rounds.path
+    heading, initial, *lines = rounds.read_text().splitlines()
+    heading += ",test_balanced_error,validation_balanced_error"
+    trained = [f"{line},{error},{error}" for line, error in zip(lines, errors, strict=True)]
+    rounds.write_text("\n".join([heading, f"{initial},1.0,1.0", *trained]) + "\n")
+    summary = RunFolder(folder).summary
+    figures = {"higher_is_better": False, "test": errors[-1], "validation": errors[-1]}
+    own = {"test_accuracy": accuracies[-1], "metrics": {"balanced error": figures}}
+    summary.write(summary.read() | own)
+    return folder
+
+
+def test_a_sweep_shows_a_task_s_first_metric_in_the_place_of_accuracy(tmp_path, drawn):
+    for strategy, errors in (("fedavg", [0.4, 0.2, 0.3]), ("fedif", [0.4, 0.1, 0.4])):
+        own = {"strategy": strategy, "num-server-rounds": 3}
+        with_own_metric(tmp_path / "runs" / strategy, own, errors)
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"strategy"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| fedavg | 1 | 0.3 | 0.3 | 0.2 | - |\n| fedif | 1 | 0.4 | 0.3 | 0.1 | - |" in page
+    assert "Test balanced error; lower is better." in page
+    (panel,) = drawn["accuracy.png"].axes
+    assert panel.get_ylabel() == "test balanced error"
+    assert list(panel.containers[0].lines[0].get_ydata()) == [1.0, 0.4, 0.2, 0.3]
+    row = read_rows(tmp_path / "out" / "results.csv")[0]
+    assert (row["metric"], row["higher-is-better"], row["test-best"]) == (
+        "balanced error",
+        "false",
+        "0.200000",
+    )
+
+
+def test_a_sweep_over_tasks_says_what_each_line_is_measured_by(tmp_path, drawn):
+    own = {"num-server-rounds": 1}
+    write_result(tmp_path / "runs" / "a", {**own, "strategy": "fedavg"}, [0.5])
+    with_own_metric(tmp_path / "runs" / "b", {**own, "strategy": "fedif"}, [0.25])
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"strategy"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| fedavg | accuracy | 1 | 50.00 | 50.00 | 50.00 | - |" in page
+    assert "| fedif | balanced error | 1 | 0.25 | 0.25 | 0.25 | - |" in page
+    assert "The pictures show accuracy alone." in page
+
+
 def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):
     assert axes_of(swept, KEYS) == {
         "strategy": ("fedavg", "fedif"),
