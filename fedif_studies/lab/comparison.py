@@ -241,10 +241,20 @@ def _figures(measurements: Sequence[Measurement]) -> list[str]:
     for name in ACCURACIES:
         values = [scale * measurement.figures[f"test-{name}"] for measurement in measurements]
         figures.append(MeanStd.of(values).shown(form))
+    figures.append(_detection(measurements))
+    return figures
+
+
+def _detection(measurements: Sequence[Measurement]) -> str:
+    """Return the detection AUC of runs, and of how many it is where some drew nobody malicious."""
     all_figures = [measurement.figures for measurement in measurements]
     aucs = [named["detection-auc"] for named in all_figures if "detection-auc" in named]
-    figures.append(MeanStd.of(aucs).shown(".3f") if aucs else "-")
-    return figures
+    if not aucs:
+        return "-"
+    shown = MeanStd.of(aucs).shown(".3f")
+    if len(aucs) < len(measurements):
+        shown += f" ({len(aucs)} of {len(measurements)} seeds)"
+    return shown
 
 
 def other_origins(measurements: Sequence[Measurement]) -> list[str]:

@@ -200,6 +200,21 @@ def test_a_sweep_over_tasks_says_what_each_line_is_measured_by(tmp_path, drawn):
     assert "The pictures show accuracy alone." in page
 
 
+def test_a_mean_auc_of_fewer_seeds_than_its_line_says_so(tmp_path):
+    """No malicious client took part with seed 2, and none at all under the median."""
+    for strategy, aucs in (("fedavg", [0.5, 0.75, None]), ("median", [None] * 3)):
+        for seed, auc in enumerate(aucs):
+            own = {"strategy": strategy, "seed": seed, "num-server-rounds": 1}
+            folder = tmp_path / "runs" / f"{strategy}-{seed}"
+            write_result(folder, own, [0.5], detection_auc=auc)
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"strategy"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    # The deviation of 0.5 and 0.75 is a quarter over the root of 2.
+    assert "| 0.625±0.177 (2 of 3 seeds) |" in page
+    assert page.count(" seeds) |") == 1
+
+
 def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):
     assert axes_of(swept, KEYS) == {
         "strategy": ("fedavg", "fedif"),
