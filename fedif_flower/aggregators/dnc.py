@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.aggregators.small_rounds import SmallRounds
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import MaliciousFraction, Setting
@@ -41,12 +42,17 @@ class DnC(CheckedFields):
 
     malicious_fraction: MaliciousFraction = 0.2
     iterations: Annotated[int, Setting("random sets of coordinates that are looked at", ge=1)] = 1
+    _small_rounds: SmallRounds = field(
+        default_factory=SmallRounds, init=False, repr=False, compare=False
+    )
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return equal weights ``[m]`` for those that no iteration leaves out."""
         sent = updates.client_updates  # [m, d]
         m, d = sent.shape
-        num_honest = max(m - round(self.malicious_fraction * m), 1)
+        num_malicious = round(self.malicious_fraction * m)
+        self._small_rounds.warn_unless_minority("DnC", num_malicious, m)
+        num_honest = max(m - num_malicious, 1)
         generator = updates.generator("dnc")
         good = torch.ones(m, dtype=torch.bool)
         for _ in range(self.iterations):

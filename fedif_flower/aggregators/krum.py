@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -10,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.aggregators.small_rounds import SmallRounds
 from fedif_flower.constructors import CheckedFields
+from fedif_flower.errors import require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import MaliciousFraction, Setting
-
-logger = logging.getLogger(__name__)
 
 Distances = Literal["parameters", "state"]
 
@@ -32,7 +31,9 @@ class Krum(CheckedFields):
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1].
     num_selected : int
-        Average this many of the best (Krum: 1), >= 1.
+        Average this many of the best (Krum: 1), >= 1. More than m - f take in some that are
+        assumed to be malicious, which the log says; a run whose rounds never have so many updates
+        is refused.
     distances : {"parameters", "state"}
         Between what: what is trained, or all that is sent, as in implementations that flatten a
         ``state_dict``. With batch normalisation the latter holds counts of training steps, whose
@@ -51,8 +52,8 @@ class Krum(CheckedFields):
             "normalisation included (`docs/results.md` says what that does)"
         ),
     ] = "parameters"
-    _warned: set[tuple[int, int]] = field(
-        default_factory=set, init=False, repr=False, compare=False
+    _small_rounds: SmallRounds = field(
+        default_factory=SmallRounds, init=False, repr=False, compare=False
     )
 
     @property
@@ -60,14 +61,15 @@ class Krum(CheckedFields):
         """Whether the model of one client is the round's."""
         return self.num_selected == 1
 
+    def require_updates(self, most: int, allowed: str) -> None:
+        """Raise ConfigError where rounds have fewer updates than are to be averaged."""
+        require(self.num_selected <= most, "Krum.num_selected", self.num_selected, allowed)
+
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
         m = updates.num_clients
         num_malicious = round(self.malicious_fraction * m)
-        if 2 * num_malicious + 2 >= m and (num_malicious, m) not in self._warned:
-            self._warned.add((num_malicious, m))
-            words = "Krum assumes 2f + 2 < m; here f = %d of m = %d: no guarantee holds"
-            logger.warning(words, num_malicious, m)
+        self._warn_of_few(num_malicious, m)
         points = updates.client_updates  # [m, d]
         if self.distances == "state":
             points = updates.state_updates()  # [m, all that is sent]
@@ -76,6 +78,16 @@ class Krum(CheckedFields):
         weights = torch.zeros_like(scores)
         weights[scores.argsort(stable=True)[:selected]] = 1.0 / selected  # The first of equal ones.
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
+
+    def _warn_of_few(self, num_malicious: int, num_updates: int) -> None:
+        """Warn where f of m updates are too many, or more than the m - f others are averaged."""
+        counts = f"f = {num_malicious} of m = {num_updates}"
+        if 2 * num_malicious + 2 >= num_updates:
+            words = f"Krum assumes 2f + 2 < m; here {counts}: no guarantee holds"
+            self._small_rounds.warn(words)
+        if self.num_selected > num_updates - num_malicious:
+            words = f"Krum averages {self.num_selected} updates, more than m - f; here {counts}"
+            self._small_rounds.warn(words)
 
 
 @dataclass(frozen=True)

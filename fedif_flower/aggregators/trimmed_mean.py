@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedif_flower.aggregators.small_rounds import SmallRounds
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import MaliciousFraction
@@ -21,15 +22,20 @@ class TrimmedMean(CheckedFields):
     ----------
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1]: so many are left out at either end, but
-        always less than half.
+        always less than half, which the log says where it is fewer.
     """
 
     malicious_fraction: MaliciousFraction = 0.2
+    _small_rounds: SmallRounds = field(
+        default_factory=SmallRounds, init=False, repr=False, compare=False
+    )
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the trimmed mean ``[d]``."""
         m = updates.num_clients
-        num_trimmed = min(round(self.malicious_fraction * m), (m - 1) // 2)
+        num_malicious = round(self.malicious_fraction * m)
+        self._small_rounds.warn_unless_minority("the trimmed mean", num_malicious, m)
+        num_trimmed = min(num_malicious, (m - 1) // 2)
         return trimmed_mean(updates.client_updates, num_trimmed)
 
 

@@ -346,6 +346,17 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             f"min_train_nodes = {self.min_train_nodes} draw of {most:g} nodes"
         )
         require(needed <= drawn, "min_valid_replies", needed, allowed)
+        self.require_updates(drawn, allowed)
+
+    def require_updates(self, most: int, allowed: str) -> int:
+        """Return how many updates are weighed of at most so many that come in a round.
+
+        Raises
+        ------
+        ConfigError
+            If they are too few for a setting; ``allowed`` says how many there can be.
+        """
+        return self.stages.require_updates(most, allowed)
 
     def draw(
         self,

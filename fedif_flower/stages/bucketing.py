@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import torch
 
+from fedif_flower.aggregators.small_rounds import SmallRounds
+from fedif_flower.errors import require
 from fedif_flower.round import RoundUpdates, largest_counters
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
@@ -26,7 +29,8 @@ class Bucketing(Stage):
     Parameters
     ----------
     size : int
-        s >= 2: clients in a group. The last group may have fewer.
+        s >= 2: clients in a group. The last group may have fewer. A run whose rounds never have
+        so many updates is refused.
 
     References
     ----------
@@ -37,12 +41,23 @@ class Bucketing(Stage):
     makes_groups = True
 
     size: Annotated[int, Setting("clients in a group", ge=2)] = 2
+    _small_rounds: SmallRounds = field(
+        default_factory=SmallRounds, init=False, repr=False, compare=False
+    )
+
+    def require_updates(self, most: int, allowed: str) -> int:
+        """Return how many groups rounds have at most; raise ConfigError where none is whole."""
+        require(self.size <= most, "Bucketing.size", self.size, allowed)
+        return math.ceil(most / self.size)
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
         m = updates.num_clients
         order = torch.randperm(m, generator=updates.generator("bucketing")).tolist()
         groups = [sorted(order[start : start + self.size]) for start in range(0, m, self.size)]
+        if len(groups) == 1:
+            words = f"bucketing makes one group of m = {m} updates: a rule takes their mean"
+            self._small_rounds.warn(words)
         mixing = torch.zeros(len(groups), m, dtype=torch.float64)
         for row, group in enumerate(groups):
             mixing[row, group] = 1 / len(group)

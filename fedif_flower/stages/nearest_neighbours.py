@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
+from fedif_flower.aggregators.small_rounds import SmallRounds
 from fedif_flower.round import RoundUpdates, largest_counters
 from fedif_flower.settings import MaliciousFraction
 from fedif_flower.stages.stage import Stage
@@ -27,12 +28,17 @@ class NearestNeighbours(Stage):
     """
 
     malicious_fraction: MaliciousFraction
+    _small_rounds: SmallRounds = field(
+        default_factory=SmallRounds, init=False, repr=False, compare=False
+    )
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with mixed updates, and the matrix that mixed them."""
         m = updates.num_clients
         shortened = updates.shortened().client_updates  # [m, d]
-        left_out = min(round(self.malicious_fraction * m), m - 1)
+        num_malicious = round(self.malicious_fraction * m)
+        self._small_rounds.warn_unless_minority("neighbour mixing", num_malicious, m)
+        left_out = min(num_malicious, m - 1)
         mixing = neighbour_mixing(shortened, left_out)
         counters = [largest_counters({}, updates.counters, weights) for weights in mixing]
         return replace(updates.mixed(mixing), counters=counters)

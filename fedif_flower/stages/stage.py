@@ -83,6 +83,16 @@ class Stage(CheckedFields):
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
 
+    def require_updates(self, most: int, allowed: str) -> int:  # noqa: ARG002
+        """Return how many updates the rule gets of at most so many that come in a round.
+
+        Raises
+        ------
+        ConfigError
+            If they are too few for a setting; ``allowed`` says how many there can be.
+        """
+        return most
+
     def why_updates_are_read(self) -> str:
         """Return why lengths and products of updates are not enough; empty if they are."""
         if self.needs_lengths_alone:
@@ -404,6 +414,20 @@ class Stages:
             if reason:
                 return reason
         return ""
+
+    def require_updates(self, most: int, allowed: str) -> int:
+        """Return how many updates a rule gets at most; raise ConfigError where a stage lacks some.
+
+        Parameters
+        ----------
+        most : int
+            Updates that come in a round at most.
+        allowed : str
+            How many that is, for errors.
+        """
+        for stage in self:
+            most = stage.require_updates(most, allowed)
+        return most
 
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

@@ -35,6 +35,7 @@ from fedif_flower.aggregators.krum import MultiKrum, krum_scores
 from fedif_flower.aggregators.sign_guard import sign_shares
 from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.stages import Bucketing, NearestNeighbours
 from fedif_flower.strategies import ScreenedStrategy
 from fedif_flower.strategies.registry import STRATEGIES, strategy_class
 from tests.rounds import a_round
@@ -125,6 +126,31 @@ def test_by_hand(rule, updates, given, expected):
     result = rule(a_round(torch.as_tensor(updates), **given))
     result = result.weights if isinstance(result, Aggregation) else result
     assert result.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("apply", "words"),
+    [
+        (Krum(num_selected=5), "averages 5 updates, more than m - f; here f = 0 of m = 4"),
+        (Krum(0.25, 4), "averages 4 updates, more than m - f; here f = 1 of m = 4"),
+        (Krum(0.25, 3), ""),
+        (TrimmedMean(0.5), "the trimmed mean assumes 2f < m; here f = 2 of m = 4"),
+        (TrimmedMean(0.25), ""),
+        (DnC(0.75), "DnC assumes 2f < m; here f = 3 of m = 4"),
+        (DnC(0.25), ""),
+        (NearestNeighbours(0.5).before, "neighbour mixing assumes 2f < m; here f = 2 of m = 4"),
+        (NearestNeighbours(0.25).before, ""),
+        (Bucketing(4).before, "bucketing makes one group of m = 4 updates"),
+        (Bucketing(3).before, ""),
+    ],
+)
+def test_a_round_too_small_for_a_setting_is_warned_of_once(apply, words, caplog):
+    line = a_round(torch.as_tensor(LINE))
+    for _ in range(2):
+        apply(line)
+    warned = [message for message in caplog.messages if "2f + 2 < m" not in message]
+    assert len(warned) == bool(words)
+    assert all(words in message for message in warned)
 
 
 def test_an_update_must_pass_every_random_set_of_coordinates():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 from torch import nn
 
-from fedif_flower import FedAvg, FedIF, RobustRule, Validation
+from fedif_flower import FedAvg, FedIF, Krum, RobustRule, Validation
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_node import ClientNode
@@ -22,6 +22,7 @@ from fedif_flower.round import share_of
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.nodes import identify_by_query, sample_clients
+from fedif_flower.stages import Bucketing
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from tests.server.hostile import HOSTILE, Clients, honest_parts, spoiled_reply, step_reply
 from tests.strategies.lines import BASE, Threshold, built, play, point, threshold_validation
@@ -113,6 +114,30 @@ def test_more_replies_than_are_ever_drawn_are_refused_before_anybody_trains():
         start(strategy)
     assert strategy.history.rounds == []
     start(FedAvg(fraction_train=0.7, min_train_nodes=3, setup=setup))
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages", "words"),
+    [
+        ({"num_selected": 3}, [], r"^Krum.num_selected = 3; allowed: at most 2, as many as"),
+        (
+            {"num_selected": 2},
+            [Bucketing(2)],
+            r"^Krum.num_selected = 2; allowed: at most 1 groups of 2 updates$",
+        ),
+        ({}, [Bucketing(3)], r"^Bucketing.size = 3; allowed: at most 2, as many as"),
+    ],
+)
+def test_a_setting_of_more_updates_than_rounds_have_is_refused_before_anybody_trains(
+    settings, stages, words
+):
+    setup = Setup(device="cpu")
+    drawn = {"fraction_train": 0.7, "min_train_nodes": 1, "setup": setup}  # 2 of 3.
+    strategy = RobustRule(Krum(**settings), stages=stages, **drawn)
+    with pytest.raises(ConfigError, match=words):
+        start(strategy)
+    assert strategy.history.rounds == []
+    start(RobustRule(Krum(num_selected=2), **drawn))
 
 
 def test_sampling_depends_on_seed_and_round_alone():
