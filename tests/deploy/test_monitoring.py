@@ -62,6 +62,26 @@ def test_each_rule_is_played():
     assert fire == {rule["alert"] for rule in rules()}
 
 
+@pytest.mark.parametrize(
+    ("least", "loss", "fires"),
+    [
+        (0.4, 0.5, False),
+        (0.4, 0.7, True),
+        (-2.0, -2.0, False),
+        (-2.0, -1.5, False),
+        (-2.0, -0.5, True),
+        (-2.0, 1.0, True),
+        (0.4, float("nan"), True),
+    ],
+)
+def test_a_loss_has_risen_wherever_its_zero_lies(least, loss, fires):
+    (rule,) = (rule for rule in rules() if rule["alert"] == "FedifLossRose")
+    shown = 'fedif_loss{split="validation"}'
+    expression = rule["expr"].replace(f"min_over_time({shown}[6h])", "least")
+    expression = expression.replace(shown, "loss")
+    assert eval(expression, {"least": least, "loss": loss, "abs": abs}) == fires
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, of Prometheus")
 def test_the_rules_fire_as_they_are_played():
     done = subprocess.run(
