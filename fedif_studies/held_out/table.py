@@ -79,7 +79,7 @@ def table(rows: Sequence[Row]) -> ResultTable:
     for place, alike in sorted(groups.items()):
         data, kind, classes, attack, strategy, size, wrong, treatment = place
         cells = [tuple(row[name] for name in KEY) for row in alike]
-        money = [moved[cell] for cell in cells if cell in moved]
+        money = [moved.get(cell) for cell in cells]
         to_liars = [row["liars_share"] for row in alike if attack != "none"]
         line = [data, attack, strategy, str(size), f"{wrong:.0%}", KINDS[kind], classes]
         line += [_TAKEN[treatment], str(len(alike))]
@@ -117,11 +117,10 @@ def short_table(rows: Sequence[Row], data: str) -> ResultTable:
         here = [row for row in core if (int(row["examples"]), float(row["wrong"])) == (size, wrong)]
         attacked = [row for row in here if row["attack"] == "label-noise"]
         honest = [row for row in here if row["attack"] == "none"]
-        money = {}
+        money = []
         for row in honest:
             cell = tuple(row[name] for name in KEY)
-            if cell in moved:
-                money[cell] = {**row, "moved": moved[cell]}
+            money.append({**row, "moved": moved.get(cell)})
         lines.append(
             [
                 str(size),
@@ -129,7 +128,7 @@ def short_table(rows: Sequence[Row], data: str) -> ResultTable:
                 _before_and_after(attacked, "fedif", "accuracy", 100),
                 _before_and_after(attacked, "fedif", "auc", 1, 2),
                 _before_and_after(attacked, "fedavg", "liars_share", 100, 0),
-                _before_and_after(list(money.values()), "fedavg", "moved", 100, 0),
+                _before_and_after(money, "fedavg", "moved", 100, 0),
             ]
         )
     heading = ["held out", "wrong", "accuracy", "AUC", "to the three, %", "moved among ten, %"]
@@ -156,7 +155,11 @@ def _before_and_after(
 
 
 def _mean(values: Sequence[Any], unit: float, digits: int = 1) -> str:
+    """Return a mean of those values that there are, and of how many where some are missing."""
     known = [float(value) for value in values if value not in (None, "")]
     if not known:
         return "-"
-    return f"{unit * mean(known):.{digits}f}"
+    shown = f"{unit * mean(known):.{digits}f}"
+    if len(known) < len(values):
+        shown += f" ({len(known)} of {len(values)})"
+    return shown

@@ -52,6 +52,19 @@ def test_the_table_has_a_line_for_each_treatment():
     assert lines[1][-3:] == ["50.0", "25.0", "0.30"]
 
 
+def test_a_mean_of_fewer_runs_than_its_line_has_says_so():
+    """Seed 1 paid nobody: of two runs one has shares."""
+    seeds = [
+        *ROWS,
+        row(0, "as it is", "", seed="1", auc="0.5"),
+        row(0.3, "corrected", "", seed="1", liars_share=""),
+    ]
+    _, corrected = table(seeds).lines
+    assert corrected[8:] == ["2", "90.0", "-", "50.0 (1 of 2)", "25.0 (1 of 2)", "0.30"]
+    _, wrong = short_table([*seeds, row(0.3, "as it is", "1 0 0", liars_share="1")], "digits").lines
+    assert wrong[4] == "100 → 50 (1 of 2)"
+
+
 def test_labels_are_wrong_in_the_share_that_is_asked_for():
     right = torch.arange(100) % 10
     wrong = labels.with_wrong_labels(right, 0.3, 10, seed=1)
