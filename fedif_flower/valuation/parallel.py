@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -218,6 +217,11 @@ class JudgePool:
     ----------
     judges : sequence of Judge
         At least one; no two threads use one at a time.
+
+    Attributes
+    ----------
+    lock : Lock
+        Is held by whoever loads models into the judges, until they have answered.
     """
 
     def __init__(self, judges: Sequence[Judge]) -> None:
@@ -233,6 +237,7 @@ class JudgePool:
             all_begun.wait()
 
         self._of_thread = of_thread
+        self.lock = Lock()  # Of who uses the judges.
         self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
         threads = torch.get_num_threads()
         # The pool starts a thread for each thing to do, until it has them all.
@@ -273,8 +278,9 @@ class SharedGradients:
         # A thread starts with the number of torch threads that is set at that moment. Unless it
         # is fixed now, the gradient's last bits depend on what else runs.
         self._threads = torch.get_num_threads()
-        # For the last two models: a step leads from one to the other.
-        self._begun: deque[tuple[Tensor, Future[LossAndGradient]]] = deque(maxlen=2)
+        # For the last two models: a step leads from one to the other. Another strategy may begin
+        # with its own meanwhile: a tuple that is looked through stays as it is.
+        self._begun: tuple[tuple[Tensor, Future[LossAndGradient]], ...] = ()
 
     def begin(self, params: Tensor, buffers: Buffers) -> Future[LossAndGradient]:
         """Begin with loss and gradient at a model, unless it is one of the last two begun with.
@@ -293,7 +299,7 @@ class SharedGradients:
             if not has_failed:
                 return future
         future = self.submit(lambda: self._loss_and_gradient(params, buffers).checked())
-        self._begun.append((params, future))
+        self._begun = (*self._begun[-1:], (params, future))
         return future
 
     def submit(self, function: Callable[[], Answer]) -> Future[Answer]:
@@ -371,8 +377,11 @@ class Passes:
             return nullcontext()
         return own_randomness(0, self.judge.device)
 
-    def side_by_side(self, metric: str, at_most: int) -> JudgePool | None:
-        """Return judges with a thread each, for many models; ``None`` where one judge is as fast.
+    @contextmanager
+    def side_by_side(self, metric: str, at_most: int) -> Iterator[JudgePool | None]:
+        """Give judges with a thread each, for many models, to nobody else meanwhile.
+
+        ``None`` where one judge is as fast.
 
         Parameters
         ----------
@@ -383,17 +392,19 @@ class Passes:
         """
         threads = torch.get_num_threads()
         if self.judge.device.type != "cpu" or threads == 1 or self.judge.is_random:
-            return None
+            yield None
+            return
         size = 1
         purpose = "models one by one"
         if self._is_worth_sharing() and self._may_be_shared([metric]):
             size = max(min(threads, at_most), 1)
             purpose = "models"
         pool = self._pool(purpose, size)
-        with self.alone() as first:
-            for judge in pool.judges:
-                judge.model.load(first.model.params, first.model.state)
-        return pool
+        with pool.lock:
+            with self.alone() as first:
+                for judge in pool.judges:
+                    judge.model.load(first.model.params, first.model.state)
+            yield pool
 
     def _go_through(
         self,

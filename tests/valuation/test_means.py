@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,6 +18,7 @@ from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.objective import BatchSize, ClassMean, are_right, class_mean
+from fedif_flower.valuation.parallel import LossAndGradient, SharedGradients
 from fedif_flower.valuation.parts import missing_classes
 from fedif_flower.valuation.shapley.valuation import RoundGame
 from tests.rounds import a_round
@@ -340,3 +342,40 @@ def test_what_may_keep_a_state_or_cannot_be_divided_stays_in_one_thread(own):
     validation = judge(**own)
     validation.evaluate(validation.params())
     assert len(THREADS) == 1
+
+
+def game(validation: Validation, seed: int) -> torch.Tensor:
+    """Return the worths of all coalitions of three clients whose models the seed draws."""
+    generator = torch.Generator().manual_seed(seed)
+    updates = torch.randn(3, validation.num_params, generator=generator)
+    masks = torch.tensor([[c >> i & 1 for i in range(3)] for c in range(1, 8)]).bool()
+    return RoundGame(validation, a_round(updates), "loss")(masks)
+
+
+@pytest.mark.usefixtures("shared")
+def test_games_of_several_strategies_at_once_give_what_each_gives_alone():
+    """Each begins by loading the model into judges that the others may be at work with."""
+    validation = judge()
+    expected = [game(validation, seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as executor:
+        found = list(executor.map(lambda i: game(validation, i % 4), range(24)))
+    for i, worths in enumerate(found):
+        torch.testing.assert_close(worths, expected[i % 4], rtol=1e-4, atol=1e-6)
+
+
+def test_several_strategies_may_begin_with_their_models_at_once():
+    """What was begun was once looked through while another strategy added to it."""
+    taken = LossAndGradient(0.0, torch.zeros(1))
+    gradients = SharedGradients(lambda params, buffers: taken, in_background=False)
+
+    def begin_often(_: int) -> None:
+        for _ in range(20_000):
+            assert gradients.begin(torch.zeros(1), None).result() is taken
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as executor:
+            list(executor.map(begin_often, range(4)))
+    finally:
+        sys.setswitchinterval(interval)

@@ -107,21 +107,22 @@ class RoundGame:
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
         # Each replica is a model of its own beside the coalition models that it evaluates.
-        pool = self._validation.side_by_side(self._metric, at_most=self._affordable // 2)
-        if pool:
-            threads = len(pool.judges)
-            rows_at_once = self._affordable // threads - 1
-        else:
-            threads = 1
-            rows_at_once = self._affordable
-        needed = math.ceil(len(masks) / max(rows_at_once, 1))
-        blocks = max(needed, _BLOCKS * threads)
-        parts = masks.to(self._params.device).tensor_split(min(blocks, len(masks)))
-        if pool:
-            scores_by_part = pool.map(self._score, parts)
-        else:
-            with self._validation.alone() as judge:
-                scores_by_part = [self._score(judge, part) for part in parts]
+        at_most = self._affordable // 2
+        with self._validation.side_by_side(self._metric, at_most) as pool:
+            if pool:
+                threads = len(pool.judges)
+                rows_at_once = self._affordable // threads - 1
+            else:
+                threads = 1
+                rows_at_once = self._affordable
+            needed = math.ceil(len(masks) / max(rows_at_once, 1))
+            blocks = max(needed, _BLOCKS * threads)
+            parts = masks.to(self._params.device).tensor_split(min(blocks, len(masks)))
+            if pool:
+                scores_by_part = pool.map(self._score, parts)
+            else:
+                with self._validation.alone() as judge:
+                    scores_by_part = [self._score(judge, part) for part in parts]
         worths = torch.cat(scores_by_part).cpu().double()
         if self._metric == "loss":
             worths = -worths
