@@ -35,6 +35,7 @@ from fedif_flower.messages.arrays import ArraySpec, arrays_of
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
+from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ class MaskedWorkspace(Workspace):
             answer,
             vectors=[self._vectors[row] for row in self._opened_rows],
             lengths=np.sqrt([accepted[row].squared_norm for row in self._opened_rows]),
+            labels=[accepted[row].node.label for row in self._opened_rows],
             dtype=self.layout.dtype,
         )
         reasons = {}
@@ -181,6 +183,8 @@ class MaskedRound:
         ``[d]`` each, what these sent.
     lengths : ndarray
         ``[n]``, the lengths of their updates, as they state them.
+    labels : sequence of str
+        What they are called in errors.
     dtype : torch.dtype
         The type of a step's entries.
     """
@@ -192,6 +196,7 @@ class MaskedRound:
         opened: OpenedRound,
         vectors: Sequence[Ring],
         lengths: NDArray[np.float64],
+        labels: Sequence[str],
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.keeper = keeper
@@ -199,6 +204,7 @@ class MaskedRound:
         self.dtype = dtype
         self.vectors = vectors
         self.lengths = lengths
+        self.labels = labels
         self.mask_sketches = opened.sketches  # [n, k]
         self.sketch = SignSketch(opened.seed, self.mask_sketches.shape[1], len(vectors[0]))
         # Sketches are linear: an update's is its masked vector's without its mask's.
@@ -219,6 +225,7 @@ class MaskedRound:
         self.positions = positions
         self.vectors = [self.vectors[position] for position in positions]
         self.lengths = self.lengths[positions]
+        self.labels = [self.labels[position] for position in positions]
         self.sketches = self.sketches[positions]
 
     def untrue(self) -> dict[int, str]:
@@ -254,7 +261,7 @@ class MaskedRound:
         KeeperError
             If the keeper does not answer, or answers nonsense.
         MaskingError
-            If a product is none that an update of its length can have.
+            If a product is none that an update of its length can have; it names the member.
         """
         values = vector.detach().cpu().double().numpy()
         encoded, exponent = ring.encode_vector(values)
@@ -266,8 +273,13 @@ class MaskedRound:
         norm = np.linalg.norm(values)
         bounds = self._longest * norm
         # NaN is refused too, since it compares as false.
-        if not np.all(np.abs(products) <= bounds + ROUNDING * (bounds + norm)):
-            raise MaskingError("a product is larger than the member's update allows")
+        is_possible = np.abs(products) <= bounds + ROUNDING * (bounds + norm)
+        if not is_possible.all():
+            labels = [self.labels[place] for place in np.flatnonzero(~is_possible)]
+            raise MaskingError(
+                f"a product is larger than the update allows of {enumerated(labels)}: its vector "
+                "is not what its sketch says, or the keeper's answer is false"
+            )
         # Else an update as short as that would have a direction, and a score, by rounding alone.
         products[np.abs(products) <= np.ldexp(_LEAST_PRODUCT, exponent)] = 0.0
         self._unchecked_products.append((encoded, of_masks))

@@ -76,7 +76,8 @@ class Parties:
         spoil(vectors)
         lengths = np.array([update.length for update in masked.values()])
         answer = self.open(masked, server_round)
-        return MaskedRound(self.keeper, (RUN, server_round), answer, vectors, lengths)
+        labels = [f"node {node}" for node in answer.nodes]
+        return MaskedRound(self.keeper, (RUN, server_round), answer, vectors, lengths, labels)
 
 
 def write_certificate(folder: Path, name: str) -> None:

@@ -119,6 +119,21 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
 
 
+def test_who_hides_two_values_from_the_sketch_is_named_by_a_product():
+    """The members that count are the last three: the first of them is the one."""
+
+    def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
+        vectors[2][:2] += np.uint64(2**63)
+
+    masked_round = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
+    assert masked_round.untrue() == {}
+    masked_round.count([2, 3, 4])
+    # Of length 3/4, and odd in the last bit of the first entry alone.
+    vector = torch.tensor([0.75 - 2.0**-24, 0.0, 0.0], dtype=torch.float64)
+    with pytest.raises(MaskingError, match="larger than the update allows of node 102: its vector"):
+        masked_round.products(vector)
+
+
 def test_two_values_that_hide_from_the_sketch_do_not_get_through_the_step():
     def spoil(vectors):  # Half of the ring in two entries of one bucket: their sum is 0.
         vectors[0][:2] += np.uint64(2**63)
