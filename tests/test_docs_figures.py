@@ -287,6 +287,21 @@ def test_afedsv_without_attack_is_what_its_rows_say(table, called):
     assert words in words_of("results.md")
 
 
+def test_how_much_a_round_moves_with_few_members_by_afedsv_s_authors_draw():
+    """The mean number of K members that come, where two do at least, over K C."""
+    chance = 0.1
+    sums = {}
+    for members in (100, 20, 3):
+        alone = members * chance * (1 - chance) ** (members - 1)
+        come = 1 - (1 - chance) ** members - alone
+        sums[members] = (members * chance - alone) / come / (members * chance)
+    words = (
+        f"the sum of a round's weights is {sums[100]:.4f} in the mean with 100 members, "
+        f"{sums[20]:.2f} with 20, and {sums[3]:.2f} with 3"
+    )
+    assert words in words_of("methods/shapley.md")
+
+
 def test_afedsv_with_its_authors_draw_is_what_its_row_says():
     (drawn,) = rows_of("afedsv-draw.csv", gpu="")
     column = rows_of("fashion-mnist.csv", column="label-noise_0.7_0.6-0.7", row="afedsv", gpu="")
