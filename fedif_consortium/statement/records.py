@@ -36,6 +36,8 @@ from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of,
 
 ROUNDING = 1e-9  # Sums in another order, on another processor.
 SAME_LOSS = 1e-4  # Of it: one model's loss, measured twice.
+SIX_DIGITS = 1e-5  # Of a sum of contributions by block, which are written with six digits.
+CLASS_SLOPES = 0.01  # Of the largest sum by class: each class has a gradient of its own, rounded.
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "Part", "Reply")
@@ -375,11 +377,14 @@ def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
 def require_consistent(records: RunRecords) -> None:
     """Raise StatementError unless a run's tables fit together, as far as they decide what is paid.
 
-    No table was cut off; each round adds up, and begins at the loss that the one before ended with;
-    nobody is credited with more than it contributed.
+    No table was cut off; each round adds up, and so does what each member contributed by class and
+    by block; a round begins at the loss that the one before ended with; nobody is credited with
+    more than it contributed.
     """
     _require_whole_tables(records)
     _require_sums(records)
+    _require_class_sums(records)
+    _require_block_sums(records)
     _require_chained(records.rounds, records.folder.attributed_rounds.path.name)
     _require_bounded_credit(records)
 
@@ -413,6 +418,46 @@ def _require_sums(records: RunRecords) -> None:
         if max(off_members, off_fall) > 1e-6 * scale:
             name = records.folder.attributed_rounds.path.name
             raise StatementError(f"{name}: round {row.round} does not add up")
+
+
+def _require_class_sums(records: RunRecords) -> None:
+    """Raise StatementError where contributions by class do not add up to the contribution.
+
+    Whom another mix of classes would favour follows from them.
+    """
+    largest = defaultdict[int, float](float)  # By round.
+    for part in records.parts:
+        size = math.fsum(map(abs, part.by_class))
+        largest[part.round] = max(largest[part.round], size)
+    for part in records.parts:
+        allowed = CLASS_SLOPES * largest[part.round]
+        if part.by_class and _is_apart(part.by_class, part.contribution, allowed):
+            raise _not_adding_up(records, part, "class")
+
+
+def _require_block_sums(records: RunRecords) -> None:
+    """Raise StatementError where contributions by block do not add up to the contribution.
+
+    Intervals follow from them.
+    """
+    for counted in (records, *records.at_noise_ends()):
+        for part in counted.parts:
+            allowed = SIX_DIGITS * math.fsum(map(abs, part.by_block))
+            if part.by_block and _is_apart(part.by_block, part.contribution, allowed):
+                raise _not_adding_up(records, part, "block")
+
+
+def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
+    """Tell whether parts add up to something else than the whole, by more than is allowed."""
+    return abs(math.fsum(parts) - whole) > allowed + ROUNDING * abs(whole)
+
+
+def _not_adding_up(records: RunRecords, part: Part, split: str) -> StatementError:
+    name = records.folder.attribution.path.name
+    return StatementError(
+        f"{name}: in round {part.round} the contributions of client {part.client_id} by {split} do "
+        "not add up to its contribution"
+    )
 
 
 def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:

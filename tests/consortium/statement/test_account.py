@@ -17,7 +17,7 @@ from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
 from fedif_consortium.statement.records import read_run, require_consistent
 from fedif_consortium.statement.shares import gain_shares, share_out
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import add_rounds, come_late, make_run
 from tests.consortium.statement.signed_runs import altered, rewrite, without
@@ -204,6 +204,44 @@ def test_rounds_that_count_do_not_credit_more_than_they_gave(tmp_path):
     require_consistent(records)
     with pytest.raises(ConfigError, match=r"from-round = 2: .* client 0 is credited with more"):
         settle(records, from_round=2)
+
+
+SPLIT = {
+    "blocks": {0: [0.25, 0.75], 1: [1.5, -0.5]},
+    "by_class": 2,
+    "at_noise_ends": {0: [0.5, 2.0], 1: [0.5, 2.0]},
+}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "split"),
+    [
+        # Client 0 gave 1: a quarter by the first block, half of it in the first class.
+        ("contribution_block_0", "0.251", "block"),
+        ("contribution_block_0", "", "block"),
+        ("contribution_noise_low_block_1", "0.376", "block"),
+        ("contribution_noise_high_block_1", "1.51", "block"),
+        ("contribution_class_1", "0.52", "class"),
+        ("contribution_class_1", "-0.5", "class"),
+    ],
+)
+def test_contributions_by_class_and_block_add_up_to_a_member_s(tmp_path, column, value, split):
+    run_dir = make_run(tmp_path / "run", [{0: 1.0, 1: 0.5}, {0: 1.0, 1: 0.5}], **SPLIT)
+    require_consistent(read_run(run_dir))
+    where = {"round": "2", "client_id": "0"}
+    rewrite(RunFolder(run_dir).attribution, altered(where, **{column: value}))
+    words = f"attribution.csv: in round 2 the contributions of client 0 by {split} do not add up"
+    with pytest.raises(StatementError, match=words):
+        require_consistent(read_run(run_dir))
+
+
+def test_contributions_by_class_and_block_are_rounded(tmp_path):
+    """Blocks have six digits; a class's gradient is another sum than that of all examples."""
+    run_dir = make_run(tmp_path / "run", [{0: 1 / 3, 1: 0.5}], **SPLIT)
+    where = {"client_id": "0"}
+    rounded = {"contribution_block_0": "0.0833333", "contribution_class_1": "0.16667"}
+    rewrite(RunFolder(run_dir).attribution, altered(where, **rounded))
+    require_consistent(read_run(run_dir))
 
 
 def test_members_of_the_same_name_or_without_one_can_be_told_apart(tmp_path):
