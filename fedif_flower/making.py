@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -67,8 +67,7 @@ def make(
         elif name in available:
             keywords[name] = available[name]
         elif parameter.default is parameter.empty:
-            names = ", ".join(available)
-            raise ConfigError(f"{what} needs the argument {name!r}; it can have {names}")
+            raise _missing(what, name, available)
     if takes_any_keyword(parameters):
         keywords = {**rest, **keywords}
     try:
@@ -81,6 +80,38 @@ def make(
             f"{what}: its base class needs {argument!r}: name the argument in your constructor, "
             "and hand it on"
         ) from error
+
+
+def require_offered(what: str, maker: Callable[..., Any], offered: Collection[str]) -> None:
+    """Raise ConfigError where a class or function needs more than settings and what is offered.
+
+    Parameters
+    ----------
+    what : str
+        What is called, for errors.
+    maker : callable
+        The class or function; nothing is called.
+    offered : collection of str
+        The names of all arguments that it may be offered.
+    """
+    function, bound = unbound(maker)
+    makers = makers_of_parts(function)
+    settings = direct_settings(function, frozenset(offered))
+    for parameter in signature_of(function).parameters.values():
+        name = parameter.name
+        if name in bound or name in settings or not _takes_keyword(parameter):
+            continue
+        if name in makers:
+            part_maker = makers[name]
+            if part_maker is not None:
+                require_offered(what, part_maker, offered)
+        elif name not in offered and parameter.default is parameter.empty:
+            raise _missing(what, name, offered)
+
+
+def _missing(what: str, name: str, offered: Iterable[str]) -> ConfigError:
+    names = ", ".join(offered) or "none"
+    return ConfigError(f"{what} needs the argument {name!r}; it can have {names}")
 
 
 def _takes_keyword(parameter: inspect.Parameter) -> bool:

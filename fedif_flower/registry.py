@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -72,6 +73,9 @@ class Registry(Mapping[str, Callable[..., Any]]):
         a part of the run says it is.
     brought : str
         What the names of those begin with that an app brings along; empty: none does.
+    makes : tuple of type
+        What its makers make: classes are of one of these. What a function returns is not known
+        before it is called.
     """
 
     also = "module:object"  # For lists of what is allowed.
@@ -83,6 +87,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         offered: Collection[str] = (),
         auto: Mapping[str, str] = MappingProxyType({}),
         brought: str = "",
+        makes: tuple[type, ...] = (object,),
     ) -> None:
         self.kind = kind
         self.key = kind.replace("_", "-")
@@ -91,6 +96,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         self.offered = frozenset(offered)
         self.auto = auto
         self.brought = brought
+        self.makes = makes
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         maker = self.built_in.get(name)
@@ -144,8 +150,29 @@ class Registry(Mapping[str, Callable[..., Any]]):
                 f"entry point in the group {self.group!r} nor module:object"
             )
         loaded = _load(f"{self.key} = {name!r}", path)
+        self._require_maker(name, loaded)
         maker: Callable[..., Any] = loaded if callable(loaded) else lambda: loaded
         return maker
+
+    def _require_maker(self, name: str, loaded: object) -> None:
+        """Raise ConfigError where an object cannot make what the key is about."""
+        subject = f"{self.key} = {name!r}"
+        kinds = ", ".join(f"a {kind.__module__}.{kind.__name__}" for kind in self.makes)
+        allowed = f"{kinds}, or a function that returns one"
+        if isinstance(loaded, type):
+            if not issubclass(loaded, self.makes):
+                raise ConfigError(f"{subject} is the class {loaded.__name__}; allowed: {allowed}")
+        elif not callable(loaded):
+            if not isinstance(loaded, self.makes):
+                words = f"{subject} is of type {type(loaded).__name__}"
+                raise ConfigError(f"{words}; allowed: {allowed}")
+            return
+        try:
+            signature(loaded)
+        except ValueError as error:  # Some that are written in C have none.
+            raise ConfigError(
+                f"{subject}: nobody can tell what it is called with: {error}; allowed: {allowed}"
+            ) from error
 
     def _require_importable(self, name: str) -> None:
         """Raise ConfigError if ``module:object`` is of a package that may not be imported here."""

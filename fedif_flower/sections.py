@@ -21,7 +21,7 @@ from fedif_flower.constructors import (
     tuned_defaults,
 )
 from fedif_flower.errors import ConfigError
-from fedif_flower.making import make
+from fedif_flower.making import make, require_offered
 from fedif_flower.registry import Registry
 from fedif_flower.settings import AUTO, Scalar, Settings, extra_of, in_section, unknown_key
 
@@ -161,8 +161,8 @@ class SectionedSettings(Settings):
         Raises
         ------
         ConfigError
-            If one cannot be imported, does not have a setting, or has one that lacks a value; or
-            if two have settings under the same name.
+            If one cannot be imported, does not have a setting, has one that lacks a value, or needs
+            what nobody offers; or if two have settings under the same name.
         """
         values: dict[str, Scalar] = {}
         owners: dict[str, str] = {}  # By section, the key that names its entry.
@@ -170,6 +170,7 @@ class SectionedSettings(Settings):
             name = getattr(self, field)
             if not registry.is_own(name):
                 continue
+            require_offered(f"{registry.key} {name!r}", registry[name], sorted(registry.offered))
             settings = section(registry, name)
             if not settings.model_fields:
                 continue

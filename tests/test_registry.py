@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
+from torch import Tensor
 
 from fedif_flower.attacks import ATTACKS, AttackConfig, build_behaviour
 from fedif_flower.attacks.label_noise import LabelNoise
@@ -21,8 +23,10 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ROUND_KEY, instructions
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.registry import IN_PROCESS, _installed
+from fedif_flower.round import RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.loaded_task import load_task
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies.config import SCREENS, default_clipping
 from fedif_flower.strategies.registry import STRATEGIES
@@ -119,7 +123,21 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
         ("attack", "{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: division by"),
         ("attack", "{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'"),
         ("attack", "{0}:number", r"attack = '{0}:number' is of type int; allowed: a fedif_flower"),
-        ("attack", "{0}:Plain", r"attack '{0}:Plain' needs the argument|is of type Plain; allowed"),
+        (
+            "attack",
+            "{0}:Plain",
+            r"attack = '{0}:Plain' is the class Plain; allowed: a fedif_flower",
+        ),
+        (
+            "attack",
+            "builtins:dict",
+            r"attack = 'builtins:dict' is the class dict; allowed: a fedif_",
+        ),
+        (
+            "attack",
+            "math:hypot",
+            r"nobody can tell what it is called with: no signature .*; allowed",
+        ),
         ("task", "{0}:number", r"is of type int; allowed: a fedif_flower\."),
         ("task", "my task", r"task = 'my task'; allowed: images, t, module:object"),
         ("task", "this-app:hospitals", "this app brings no task along"),
@@ -138,6 +156,29 @@ def test_a_name_that_leads_nowhere_is_one_sentence_that_says_what_was_tried(
     with pytest.raises(ConfigError, match=sentence.format(package)) as caught:
         build()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["strategy", "attack", "local-method", "screen", "server-optimizer"]
+)
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("json:loads", "{0} 'json:loads' needs the argument 's'; it can have "),
+        (
+            "json:JSONDecoder",
+            "{0} = 'json:JSONDecoder' is the class JSONDecoder; allowed: a fedif_",
+        ),
+        ("math:pi", "{0} = 'math:pi' is of type float; allowed: a fedif_flower"),
+    ],
+)
+def test_what_cannot_be_what_a_key_names_is_refused_before_data_are_read(key, name, sentence):
+    def read_nothing(site):
+        raise AssertionError("data are read")
+
+    task = replace(make_task(), validation_data=read_nothing, test_data=read_nothing)
+    with pytest.raises(ConfigError, match=f"^{sentence.format(key)}"):
+        load_task(RunConfig.from_run_config({key: name, "task": "this-app:line"}), task)
 
 
 @pytest.mark.parametrize("key", ["task", "attack"])
@@ -188,3 +229,6 @@ def test_what_another_package_brings_is_described_and_an_error_hides_nothing():
 
 class Nearest:
     """Take the nearest."""
+
+    def __call__(self, updates: RoundUpdates) -> Tensor:
+        return updates.client_updates[0]

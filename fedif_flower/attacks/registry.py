@@ -53,6 +53,7 @@ ATTACKS = Registry(
     "attack",
     {name: f"{__package__}.{path}" for name, path in _BUILT_IN.items()},
     offered=("ratio", "malicious_fraction", "config"),
+    makes=(Behaviour,),
 )
 
 

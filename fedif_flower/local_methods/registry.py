@@ -15,6 +15,7 @@ LOCAL_METHODS = Registry(
     "local_method",
     {"sgd": LocalMethod, "scaffold": Scaffold, "moon": Moon},
     offered=("num_classes", "seed"),
+    makes=(LocalMethod,),
 )
 
 

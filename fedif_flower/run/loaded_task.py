@@ -71,13 +71,13 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         )
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)
+    method = build_local_method(config, task, config.seed)
     site = site_of(config)
     model = task.build_model(config.seed)
     raw_validation = task.load("validation_data", site)
     raw_test = task.load("test_data", site)
     validation_data = task.transformed(raw_validation)
     test_data = task.transformed(raw_test)
-    method = build_local_method(config, task, config.seed)
     require_method_fit(method, task, validation_data, config.local_method)
     return LoadedTask(
         config=config,

@@ -20,6 +20,7 @@ from fedif_flower.round import (
 )
 
 
+@runtime_checkable
 class Rule(Protocol):
     """Takes a round's updates; returns weights ``[m]`` as an Aggregation, or a step ``[d]``.
 

@@ -41,7 +41,7 @@ ALWAYS = 10**9  # Rounds after which a reply still counts.
 
 
 # A constructor can have the server's held-out data beside its settings.
-SCREENS = Registry("screen", {"off": Stage}, offered=("validation",))
+SCREENS = Registry("screen", {"off": Stage}, offered=("validation",), makes=(Stage,))
 
 SERVER_OPTIMIZERS = Registry(
     "server_optimizer",
@@ -52,6 +52,7 @@ SERVER_OPTIMIZERS = Registry(
         "fedyogi": FedYogi,
         "fedadagrad": FedAdagrad,
     },
+    makes=(Stage,),
 )
 
 

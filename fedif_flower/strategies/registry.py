@@ -16,6 +16,7 @@ from fedif_flower.making import make
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
 from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.rule import Rule
 from fedif_flower.server.setup import BaseArguments
 from fedif_flower.strategies.robust_rule import RobustRule
 from fedif_flower.tasks.config import TrainingConfig
@@ -76,6 +77,7 @@ STRATEGIES = Registry(
     {name: f"fedif_flower.{where}" for name, where in _BUILT_IN.items()},
     offered=(*OFFERED, *constructor_signature(ScreenedStrategy).parameters),
     auto={"influence-descent.relative": "`true` in a run with a budget, else `false`"},
+    makes=(ScreenedStrategy, Rule),
 )
 
 
