@@ -21,7 +21,8 @@ class CentredClipping(CheckedFields):
     .. math:: v \leftarrow v + \frac{1}{m} \sum_i (x_i - v)
               \min\left(1, \frac{\tau}{\lVert x_i - v \rVert}\right)
 
-    with :math:`x_i` the updates. v is the last round's step at the start, 0 before the first.
+    with :math:`x_i` the updates. v is the last round's step at the start, 0 before the first. A
+    step that was taken back is none.
 
     Parameters
     ----------
@@ -46,6 +47,7 @@ class CentredClipping(CheckedFields):
     ] = None
     iterations: Annotated[int, Setting("of clipping, each around the mean so far", ge=1)] = 3
     last_step: Tensor | None = field(default=None, init=False, repr=False)  # [d], on the CPU
+    _step_before: Tensor | None = field(default=None, init=False, repr=False)  # [d]
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""
@@ -59,8 +61,14 @@ class CentredClipping(CheckedFields):
             bound = self._bound(distances)
             factors = torch.where(distances > bound, bound / distances, 1.0)
             centre = centre + (factors.to(away) @ away) / len(sent)
+        if bool(centre.any()):  # Else the model stays, and there is no step to take back.
+            self._step_before = self.last_step
         self.last_step = centre.cpu()
         return centre
+
+    def take_back(self) -> None:
+        """Forget the last step: the model that it led to is taken back."""
+        self.last_step = self._step_before
 
     def _bound(self, distances: Tensor) -> Tensor:
         """Return how far from the centre an update counts in full, by all distances ``[m]``."""
@@ -70,8 +78,10 @@ class CentredClipping(CheckedFields):
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"last_step": self.last_step}
+        return {"last_step": self.last_step, "step_before": self._step_before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.last_step = state["last_step"]
+        # Earlier versions did not keep what goes back with a model.
+        self._step_before = state.get("step_before")

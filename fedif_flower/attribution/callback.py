@@ -233,9 +233,14 @@ class PathAttribution(Callback):
         if strategy is not self._strategy:
             return
         last_round = strategy.completed_rounds
-        self.rounds = [
+        complete = [
             attributed for attributed in self.rounds if attributed.server_round <= last_round
         ]
+        if len(complete) < len(self.rounds) and self.bounds is not None:
+            memory = self._memory_after.get(last_round)
+            if memory is not None:
+                self.bounds.load_state_dict(memory["bounds"])
+        self.rounds = complete
         if self._last_step is not None and self._last_step.place >= len(self.rounds):
             self._last_step = None
 

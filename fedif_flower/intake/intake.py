@@ -261,6 +261,9 @@ class Intake:
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
         """Take in what the m accepted replies held beside their models, once they are combined."""
 
+    def take_back(self) -> None:
+        """Be told that the model, which is still there, goes back to the one before it."""
+
     def stateful(self) -> dict[str, Any]:
         """Return the parts that remember earlier rounds, by name."""
         return {}
@@ -338,6 +341,10 @@ class IntakeAround(Intake):
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
         """Take in what the m accepted replies held beside their models, once they are combined."""
         self.inner.close(server_round, accepted, stepped=stepped)
+
+    def take_back(self) -> None:
+        """Be told that the model, which is still there, goes back to the one before it."""
+        self.inner.take_back()
 
     def stateful(self) -> dict[str, Any]:
         """Return the parts that remember earlier rounds, by name."""

@@ -66,6 +66,15 @@ class LateReplies(IntakeAround):
             discounted[node_id] = replace(question, factor=factor)
         return discounted
 
+    def take_back(self) -> None:
+        """Wait no longer for replies to the model that goes: their updates begin where it is."""
+        self._missing = {
+            node_id: question
+            for node_id, question in self._missing.items()
+            if not self.host.model.continues(question.received)
+        }
+        super().take_back()
+
     def collect(
         self,
         server_round: int,

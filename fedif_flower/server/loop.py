@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -71,6 +71,13 @@ from fedif_flower.stages import Stage, Stages
 from fedif_flower.valuation import Validation
 
 logger = logging.getLogger(__name__)
+
+
+class _Memory(NamedTuple):
+    """What parts of a strategy remembered before a round, by their names."""
+
+    server_round: int = 0
+    states: Mapping[str, Any] = {}
 
 
 class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
@@ -136,7 +143,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         device = select_device(setup.device)
         # Weights are computed in float64, which MPS has not.
         self.device = select_device("cpu") if device.type == "mps" else device
-        self.model = GlobalModel(setup.trainable_keys, setup.tied_keys, self.stages, setup.names)
+        self.model = GlobalModel(
+            setup.trainable_keys, setup.tied_keys, self.stages, setup.names, self.take_back
+        )
         self.roster = Roster(
             NodeDirectory(setup.identify, setup.node_timeout),
             MemberFailures(setup.max_failed_rounds, setup.max_paused_turns),
@@ -153,6 +162,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
+        self._before_round = _Memory()
         self._key = object()  # By which stages and rules know whose rounds they remember.
 
     # -- what a strategy says of itself
@@ -183,6 +193,37 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             parts["ledger"] = self.ledger
         return parts
 
+    def take_back(self) -> None:
+        """Be told that the model, which is still there, goes back to the one before the last step.
+
+        A subclass that remembers the last step forgets it; what it has learned of members stays.
+        """
+        self.stages.take_back()
+        self.intake.take_back()
+
+    def learned(self) -> dict[str, Stateful]:
+        """Return those parts that learn from a round's updates, by name.
+
+        They forget a round that an error ended: its number comes again. What members have failed
+        in, and what they have changed on their side, stays.
+        """
+        others = {"nodes", "failures", *self.intake.stateful()}
+        return {name: part for name, part in self.stateful().items() if name not in others}
+
+    def forget_given_up(self) -> None:
+        """Forget what was learned in a round that an error ended, before it was complete."""
+        super().forget_given_up()
+        given_up = self._before_round.server_round
+        if given_up > self.completed_rounds:
+            self.restore(given_up, self.learned())
+
+    def restore(self, server_round: int, parts: Mapping[str, Stateful]) -> None:
+        """Let parts, by their names, remember what they did before a round, the last that was."""
+        if self._before_round.server_round != server_round:
+            return
+        for name, part in parts.items():
+            part.load_state_dict(self._before_round.states[name])
+
     @property
     def weight_scores(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
@@ -203,6 +244,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Draw the round's members, and return the messages that send them the model."""
         if self.fraction_train == 0.0:
             return []
+        self._before_round = _Memory()  # The round before is complete.
         # What cannot be averaged is refused right here. A model that was taken back stays so.
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
@@ -282,6 +324,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         come out of a stage, the rule, or a user's model or loss. Weight scores, and what stages
         remember, are then as before.
         """
+        states = {name: part.state_dict() for name, part in self.learned().items()}
+        self._before_round = _Memory(updates.server_round, states)
         with ExitStack() as stack:
             stack.enter_context(self.stages.unless_it_fails())
             if self.ledger is not None:

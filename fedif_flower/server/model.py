@@ -116,10 +116,11 @@ class GlobalModel:
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names.
     stages : Stages
-        Their server optimizer, if they have one, moves the model on after the round's own step;
-        each is told where a model is taken back.
+        Their server optimizer, if they have one, moves the model on after the round's own step.
     names : mapping of str to str, or callable, optional
         What the keys call an array, by the name under which it is sent.
+    before_take_back : callable, optional
+        Is called where a model is about to be taken back; default: the stages are told.
 
     Attributes
     ----------
@@ -144,8 +145,9 @@ class GlobalModel:
         tied_keys: Mapping[str, str] | None = None,
         stages: Stages = NO_STAGES,
         names: Names | None = None,
+        before_take_back: Callable[[], object] | None = None,
     ) -> None:
-        self._stages = stages
+        self._before_take_back = before_take_back or stages.take_back
         self._optimizer = stages.optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
@@ -274,7 +276,7 @@ class GlobalModel:
         if self._proven is None or self.is_proven:
             return None
         logger.error("the model goes back to the last one that worked")
-        self._stages.take_back()
+        self._before_take_back()
         self._taken_back = self.record
         self.replaced = None
         self.record = self._proven

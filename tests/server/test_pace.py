@@ -117,6 +117,29 @@ def test_an_error_that_comes_late_is_the_member_s_and_not_the_newest_model_s():
     assert (errors, last_paused) == (2, 10)
 
 
+class CannotBear(Movers):
+    """All but the last raise an error on a model that has moved."""
+
+    def train(self, message, partition_id):
+        (weight,) = message.content.array_records["arrays"].values()
+        if partition_id < 2 and weight.numpy().any():
+            raise RuntimeError("not this model")
+        return super().train(message, partition_id)
+
+
+def test_a_late_reply_to_a_model_that_was_taken_back_does_not_count():
+    """The last trains for 4.5 s on the model that round 2 takes back, and is asked anew."""
+    of_last = iter([1.0, 4.5, 9.0])
+    seconds = {0: 1.0, 1: 2.0}
+    grid = ClockedGrid(CannotBear(STEPS), 3, lambda p: seconds.get(p) or next(of_last))
+    setup = Setup(device="cpu", pace=Pace(late_rounds=9), identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, setup=setup)
+    result = strategy.start(grid, model_arrays(point()), num_rounds=3, timeout=3.0)
+    assert story(strategy.history.rounds) == "aaa ffl aal"
+    # From the first model again, by the mean of the first two.
+    assert result.arrays["weight"].numpy().flatten().tolist() == [0.5, 0.5]
+
+
 class LateNonsense(Movers):
     """The last partition sends NaN."""
 

@@ -9,7 +9,8 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from torch import nn
 
-from fedif_flower import FedAvg, FedIF, Validation
+from fedif_flower import FedAvg, FedIF, RobustRule, Validation
+from fedif_flower.aggregators import CentredClipping, FedAdp
 from fedif_flower.errors import ValuationError
 from fedif_flower.local_methods import Guide, LocalMethod
 from fedif_flower.messages.models import model_arrays
@@ -414,6 +415,55 @@ class DownAndBack(Movers):
             raise RuntimeError("I cannot train this model")
         steps = [[7.0, 3.0]] * 3 if round_of(message) == 2 else self.steps
         return Movers(steps).train(message, partition_id)
+
+
+def test_a_rule_forgets_the_step_that_is_taken_back():
+    """Of equal updates the centre is where they are: (1, 1), then (7, 3)."""
+    rule = CentredClipping()
+    strategy = RobustRule(rule, **BASE)
+    grid = LocalGrid(DownAndBack([[1.0, 1.0]] * 3), 3)
+    strategy.start(grid, model_arrays(point()), num_rounds=2)
+    assert rule.last_step.tolist() == [7.0, 3.0]
+    again = CentredClipping()
+    again.load_state_dict(rule.state_dict())
+    again.take_back()
+    strategy.start(grid, strategy.model.record, num_rounds=1)
+    assert strategy.history.rounds[-1].failed
+    assert rule.last_step.tolist() == again.last_step.tolist() == [1.0, 1.0]
+
+
+class EndsRoundTwo(Callback):
+    """Ends a run by an error once round 2 has been weighed."""
+
+    def on_round(self, current):
+        if current.round == 2:
+            raise RuntimeError("no more")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **base: FedIF(threshold_validation(), **base),
+        lambda **base: RobustRule(CentredClipping(), **base),
+        lambda **base: RobustRule(FedAdp(), **base),
+    ],
+)
+def test_a_round_that_an_error_ended_is_learned_from_once_when_it_is_done_again(make):
+    grid = LocalGrid(Movers([[1.5], [-1.0], [2.0]]), 3)
+    undisturbed = make(**BASE)
+    undisturbed.start(grid, model_arrays(Threshold()), num_rounds=3)
+    failing = EndsRoundTwo()
+    strategy = make(callbacks=[failing], **BASE)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    strategy.callbacks.remove(failing)
+    result = strategy.start(grid, strategy.model.record, num_rounds=2)
+    assert result.arrays == undisturbed.model.record
+    assert learned(strategy) == learned(undisturbed)
+
+
+def learned(strategy: ScreenedStrategy) -> str:
+    return repr({name: part.state_dict() for name, part in strategy.learned().items()})
 
 
 def test_the_loss_of_a_model_that_is_taken_back_bounds_no_step():

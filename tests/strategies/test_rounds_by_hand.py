@@ -24,10 +24,12 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
 from fedif_flower.stages import Clip, Destination, Proposal, Stage, Stages
+from fedif_flower.strategies import influence_descent
 from fedif_flower.strategies.fltrust import root_training
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import InfluenceValuation
+from fedif_flower.valuation.descent import Descent, descend_round
 from fedif_flower.valuation.shapley.valuation import SampledOrders, ShapleyValuation
 from tests.rounds import a_round
 from tests.strategies.lines import (
@@ -138,6 +140,34 @@ def test_the_last_step_of_a_descent_is_the_last_that_was_made():
     resumed = of.InfluenceDescent(bowl(), descent=of.DescentSettings(relative=True), **PLAIN)
     resumed.load_state_dict(descent.state_dict())
     assert resumed._last_step(second).tolist() == [0.5, 0.0]
+
+
+class FailsInRoundThree(Stage):
+    """Comes to no step in round 3, once the round has been weighed: the model may be why."""
+
+    def choose(self, proposal: Proposal) -> Destination:
+        if proposal.updates.server_round == 3:
+            raise RuntimeError("no step from here")
+        return super().choose(proposal)
+
+
+def test_a_descent_does_not_take_the_way_back_for_the_last_step(monkeypatch):
+    """To 1/4, to 1/2, back to 1/4: the last step is still that from 0 to 1/4."""
+    last_steps = []
+
+    def descend(*arguments: Any, last_step: Tensor | None, **settings: Any) -> Descent:
+        last_steps.append(None if last_step is None else last_step.tolist())
+        return descend_round(*arguments, last_step=last_step, **settings)
+
+    monkeypatch.setattr(influence_descent, "descend_round", descend)
+    relative = of.DescentSettings(relative=True)
+    base = BASE | {"stages": [FailsInRoundThree()]}
+    strategy = of.InfluenceDescent(bowl(), descent=relative, **base)
+    movers = Movers([[0.25, 0.0]] * 3)
+    params, reports = play(strategy, point(), movers, rounds=4)
+    assert [report.status for report in reports] == ["advanced", "advanced", "failed", "advanced"]
+    assert params.tolist() == [0.5, 0.0]
+    assert last_steps == [None, [0.25, 0.0], [0.25, 0.0], [0.25, 0.0]]
 
 
 def test_the_model_sent_back_is_worth_nothing_however_few_digits_it_has():
