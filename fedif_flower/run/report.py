@@ -80,6 +80,8 @@ def _member_pictures(run: Run) -> list[str]:
     members = {member.client_id: (member.label, member.malicious) for member in run.members}
     lines = []
     contributed = _contributed(run)
+    for client_id in contributed:  # Rounds before this folder's first have lines elsewhere.
+        members.setdefault(client_id, (str(client_id), False))
     if contributed:
         path = run.folder.pictures["attribution"]
         plot_members(

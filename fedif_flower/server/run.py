@@ -53,7 +53,7 @@ class Callback:
     Each is told in the order in which the strategy has them, and all of one thing before any is
     told of the next: ``on_step`` and ``on_round``, then ``on_model``, ``on_metrics`` and
     ``on_round_end``. An exception ends the run, except for :class:`StopTraining`, which ends it in
-    good order.
+    good order; all are told of a round's metrics, since it is complete then.
     """
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -162,6 +162,22 @@ class RunningStrategy(FedAvg):
             except StopTraining as stop:
                 self._stop = stop
 
+    def tell_all(self, notify: Callable[[Callback], object]) -> None:
+        """Tell every callback something, whatever it raises: the first error comes afterwards.
+
+        For what each has to know, such as that a round is complete.
+        """
+        errors: list[BaseException] = []
+        for callback in self.callbacks:
+            try:
+                notify(callback)
+            except StopTraining as stop:
+                self._stop = stop
+            except BaseException as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
         self._stop = None
@@ -210,8 +226,7 @@ class RunningStrategy(FedAvg):
         """Forget what was learned in a round that an error ended."""
 
     def _tell_end(self, *, failed: bool) -> None:
-        for callback in self.callbacks:
-            callback.on_end()
+        self.tell_all(lambda callback: callback.on_end())
         if failed:
             return
         for stage in self.stages:
@@ -502,7 +517,7 @@ class RunningStrategy(FedAvg):
             self.tell(lambda by: metrics.update(by.on_model(server_round, self.model) or {}))
         finally:
             self.history.metrics[server_round] = dict(metrics)
-            self.tell(lambda callback: callback.on_metrics(server_round, metrics))
+            self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
         self.tell(lambda callback: callback.on_round_end(server_round))
         if metrics:
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)

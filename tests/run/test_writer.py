@@ -298,6 +298,58 @@ def test_bounds_learn_once_from_a_round_that_is_done_again():
     assert attribution.bounds.state_dict()["clients"]["rounds"].tolist() == [3.0] * 3
 
 
+class FailingMetrics(Callback):
+    """Ends a run by an error when it is told of the metrics of its second round."""
+
+    def on_metrics(self, server_round, metrics):
+        if server_round == 2:
+            raise RuntimeError("no more")
+
+
+@pytest.mark.parametrize("more_rounds", [0, 1])
+def test_a_round_whose_metrics_another_callback_cannot_bear_is_written(tmp_path, more_rounds):
+    """It stands before the writer, which once began anew with the rounds that were left."""
+    attribution = PathAttribution(threshold_validation())
+    failing = FailingMetrics()
+    callbacks = [failing, attribution, RunWriter(tmp_path)]
+    strategy = FedIF(attribution.validation, callbacks=callbacks, **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    assert strategy.completed_rounds == 2
+    strategy.callbacks.remove(failing)
+    strategy.start(grid, strategy.model.record, num_rounds=more_rounds)
+    folder = RunFolder(tmp_path)
+    rounds = list(map(str, range(3 + more_rounds)))
+    assert [row["round"] for row in folder.rounds.read()] == rounds
+    assert [row["round"] for row in folder.attributed_rounds.read()] == rounds[1:]
+    assert load(tmp_path).state == "complete"
+
+
+def test_contributions_to_rounds_before_the_writer_came_are_drawn(tmp_path):
+    attribution = PathAttribution(threshold_validation())
+    strategy = FedIF(attribution.validation, callbacks=[attribution], **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    strategy.start(grid, model_arrays(Threshold()), num_rounds=2)
+    strategy.callbacks.append(RunWriter(tmp_path))
+    strategy.start(grid, strategy.model.record, num_rounds=0)
+    assert "![contributions over rounds](attribution.png)" in (tmp_path / "report.md").read_text()
+
+
+class FailingEnd(Callback):
+    def on_end(self):
+        raise RuntimeError("the tracker is gone")
+
+
+def test_a_run_whose_end_another_callback_cannot_bear_is_written(tmp_path):
+    callbacks = [FailingEnd(), RunWriter(tmp_path)]
+    strategy = FedIF(threshold_validation(), callbacks=callbacks, **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    with pytest.raises(RuntimeError, match="the tracker is gone"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=1)
+    assert load(tmp_path).state == "complete"
+
+
 class Down(Movers):
     """All but the first member fail while they are down."""
 
