@@ -275,7 +275,8 @@ class MaskedRound:
         # NaN is refused too, since it compares as false.
         is_possible = np.abs(products) <= bounds + ROUNDING * (bounds + norm)
         if not is_possible.all():
-            labels = [self.labels[place] for place in np.flatnonzero(~is_possible)]
+            places = np.flatnonzero(~is_possible).tolist()
+            labels = [self.labels[place] for place in places]
             raise MaskingError(
                 f"a product is larger than the update allows of {enumerated(labels)}: its vector "
                 "is not what its sketch says, or the keeper's answer is false"
