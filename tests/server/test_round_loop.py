@@ -446,6 +446,7 @@ class EndsRoundTwo(Callback):
         lambda **base: FedIF(threshold_validation(), **base),
         lambda **base: RobustRule(CentredClipping(), **base),
         lambda **base: RobustRule(FedAdp(), **base),
+        lambda **base: FedAvg(stages=[FedAvgM(0.5, 0.5)], **base),
     ],
 )
 def test_a_round_that_an_error_ended_is_learned_from_once_when_it_is_done_again(make):
