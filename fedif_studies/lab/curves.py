@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedif_flower.run import plots
 from fedif_flower.run.palette import look
 from fedif_flower.storage import make_folder
 from fedif_studies.lab.measurements import ACCURACY, Measurement
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Curve = dict[int, float]
+"""By round, the accuracy after it."""
 
 
 def plot_curves(
@@ -42,37 +48,62 @@ def plot_curves(
     """
     figure = plots.new_figure(height=4.5)
     axes = figure.subplots()
-    runs = list(itertools.chain.from_iterable(series.values()))
-    metric = runs[0].metric if runs else ACCURACY
-    in_percent = metric == ACCURACY
-    scale = 100 if in_percent else 1
+    metric = _metric_of_first(series)
     for index, (name, measurements) in enumerate(series.items()):
-        curves = [dict(run.curve(split)) for run in measurements if run.metric == metric]
-        curves = [curve for curve in curves if curve]
-        if not curves:
-            continue
-        # Runs need not be evaluated in the same rounds.
-        rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-        values = [[scale * curve[round_] for curve in curves] for round_ in rounds]
-        means = [statistics.fmean(of_seeds) for of_seeds in values]
-        # A marker at some of the rounds: colours alone do not tell lines apart for everybody.
-        every = max(1, len(rounds) // 8)
-        label = plots.label_of(name)
-        axes.plot(rounds, means, label=label, markevery=every, markersize=5, **look(index))
-        if len(curves) > 1:
-            low = [min(of_seeds) for of_seeds in values]
-            high = [max(of_seeds) for of_seeds in values]
-            colour = look(index)["color"]
-            axes.fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
+        curves = _curves_of(measurements, metric, split)
+        if curves:
+            _draw_line(axes, index, plots.label_of(name), curves)
     if not axes.lines:
         return False
-    ylabel = f"{split} {metric}"
-    if in_percent:
-        ylabel += ", %"
-    axes.set(ylabel=ylabel, title=title)
+    axes.set(title=title)
     plots.dress(axes)
     plots.number_rounds(axes)
-    axes.legend(loc="lower right" if in_percent else "best")
+    if metric == ACCURACY:
+        axes.set(ylabel=f"{split} {metric}, %")
+        axes.legend(loc="lower right")  # Accuracies rise, and leave this corner free.
+    else:
+        axes.set(ylabel=f"{split} {metric}")
+        axes.legend(loc="best")
     make_folder(path.parent)
     plots.save_figure(figure, path)
     return True
+
+
+def _metric_of_first(series: Mapping[str, Sequence[Measurement]]) -> str:
+    for measurements in series.values():
+        for run in measurements:
+            return run.metric
+    return ACCURACY
+
+
+def _curves_of(measurements: Sequence[Measurement], metric: str, split: str) -> list[Curve]:
+    """Return the curve of each run that has this metric in some round; accuracies in percent."""
+    scale = 100 if metric == ACCURACY else 1
+    curves = []
+    for run in measurements:
+        if run.metric != metric:
+            continue
+        curve = {number: scale * value for number, value in run.curve(split)}
+        if curve:
+            curves.append(curve)
+    return curves
+
+
+def _draw_line(axes: Axes, index: int, label: str, curves: Sequence[Curve]) -> None:
+    """Draw the mean of the seeds' curves, and the range between them."""
+    # Runs need not be evaluated in the same rounds.
+    rounds = sorted(set.intersection(*map(set, curves)))
+    means = []
+    lowest = []
+    highest = []
+    for number in rounds:
+        values = [curve[number] for curve in curves]
+        means.append(statistics.fmean(values))
+        lowest.append(min(values))
+        highest.append(max(values))
+    # A marker at some of the rounds: colours alone do not tell lines apart for everybody.
+    every = max(1, len(rounds) // 8)
+    axes.plot(rounds, means, label=label, markevery=every, markersize=5, **look(index))
+    if len(curves) > 1:
+        colour = look(index)["color"]
+        axes.fill_between(rounds, lowest, highest, color=colour, alpha=0.2, linewidth=0)

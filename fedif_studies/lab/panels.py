@@ -143,11 +143,11 @@ def plot_sweep(
         unused.set_visible(False)
     lines: dict[str, int] = {}  # The place of each line in the legend, in all panels the same.
     for panel, value in zip(panels.flat, values, strict=False):
-        own = shown
+        runs = shown
         if roles.panels:
-            own = [m for m in shown if m.config.get(roles.panels, "") == value]
+            runs = [run for run in shown if run.config.get(roles.panels, "") == value]
             panel.set_title(f"{roles.panels} = {value}", fontsize="medium")
-        _draw_panel(panel, own, roles, lines)
+        _draw_panel(panel, runs, roles, lines)
         if roles.along == ROUND:
             plots.number_rounds(panel)
         else:
@@ -179,21 +179,27 @@ def _draw_panel(
 ) -> None:
     by_line: dict[str, list[Measurement]] = {}
     for measurement in measurements:
-        name = ", ".join(str(measurement.config.get(key, "")) for key in roles.lines)
-        name = plots.label_of(name)
+        name = _name_of_line(measurement, roles)
         by_line.setdefault(name, []).append(measurement)
-    for name, of_line in by_line.items():
+    for name, runs in by_line.items():
         index = lines.setdefault(name, len(lines))
-        points = points_of(of_line, roles.along)
+        points = points_of(runs, roles.along)
         # Bars of lines that are close would hide each other at the same rounds.
         every: int | tuple[int, int] = 1
         if roles.along == ROUND:
             apart = max(1, math.ceil(len(points) / _BARS))
             every = (index % apart, apart)
+        places = []
+        means = []
+        deviations = []
+        for place, figure in points:
+            places.append(place)
+            means.append(figure.mean)
+            deviations.append(figure.std or 0.0)
         panel.errorbar(
-            [place for place, _ in points],
-            [mean.mean for _, mean in points],
-            yerr=[mean.std or 0.0 for _, mean in points],
+            places,
+            means,
+            yerr=deviations,
             errorevery=every,
             markevery=every,
             label=name,
@@ -203,6 +209,12 @@ def _draw_panel(
             **look(index),
         )
     plots.dress(panel)
+
+
+def _name_of_line(measurement: Measurement, roles: Roles) -> str:
+    """Return the values of the axes that have lines."""
+    values = [str(measurement.config.get(key, "")) for key in roles.lines]
+    return plots.label_of(", ".join(values))
 
 
 def _label_of(metric: str, along: str) -> str:
