@@ -198,16 +198,24 @@ def fill_table(
     cells = []
     for column, row in product(table.columns, table.rows):
         settings = _settings_of(table, row, column, defaults, changed)
-        of_cell = [run for run in fitting if not _differences(run, settings)]
-        paper = table.printed(row, column) if compared else None
+        paper = None
+        if compared:
+            paper = table.printed(row, column)
         # GPUs sum in another order, and take other times.
-        gpus = sorted({run.gpu for run in of_cell if run.gpu})
-        for gpu in ["", *gpus]:
-            # Later ones win: a new result stands last.
-            by_seed = {run.seed: run for run in of_cell if run.gpu == gpu}
-            of_seeds = tuple(by_seed[seed] for seed in sorted(by_seed))
-            cells.append(TableCell(row, column, of_seeds, paper, gpu))
+        by_gpu: dict[str, list[Measurement]] = {"": []}
+        for run in fitting:
+            if not _differences(run, settings):
+                by_gpu.setdefault(run.gpu, []).append(run)
+        for gpu in sorted(by_gpu):
+            runs = _last_of_each_seed(by_gpu[gpu])
+            cells.append(TableCell(row, column, runs, paper, gpu))
     return cells
+
+
+def _last_of_each_seed(runs: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Return a run for each seed, by seeds: of several the last, since new results stand last."""
+    by_seed = {run.seed: run for run in runs}
+    return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
 def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:

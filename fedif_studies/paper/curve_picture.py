@@ -90,18 +90,22 @@ def curves_picture(filled: Filled, curves: Mapping[str, Curves]) -> Picture:
     """Return accuracy over rounds, FedAvg beside FedIF beside AFedSV."""
     title = "Test accuracy in % over rounds under the heaviest label noise and gradient noise"
     panels = curve_panels(filled, curves)
-    last = {}
-    for panel in panels:
-        titles = {row.key: row.title for row in panel.rows}
-        last[panel.title] = {
-            titles[key]: 100 * panel.curves[key][-1][1] for key in titles if key in panel.curves
-        }
-    finding = curves_finding(last)
+    finding = curves_finding({panel.title: _last_accuracies(panel) for panel in panels})
 
     def draw(sheet: Sheet) -> str:
         return _draw_curves(panels, sheet, title, finding)
 
     return Picture("curves", title, finding, _missing_curves(panels), draw)
+
+
+def _last_accuracies(panel: CurvePanel) -> dict[str, float]:
+    """Return how each method whose curve is there ends, in percent, by the method's title."""
+    accuracies = {}
+    for row in panel.rows:
+        if row.key in panel.curves:
+            _, accuracy = panel.curves[row.key][-1]
+            accuracies[row.title] = 100 * accuracy
+    return accuracies
 
 
 def _missing_curves(panels: Sequence[CurvePanel]) -> str:
@@ -125,7 +129,13 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
         f"Means over seeds, a point at every {_POINTS}th round (with a hole: on a GPU). Hollow, at "
         "the right: the paper. A curve begins where it comes into its panel."
     )
-    across, height = (1, 150.0) if sheet.is_narrow else (len(panels), 300.0)
+    across = len(panels)
+    height = 300.0
+    above = 3.2
+    if sheet.is_narrow:
+        across = 1
+        height = 150.0
+        above = 2.0
 
     def body(drawing: Drawing, top: float) -> float:
         return draw_panels(
@@ -136,7 +146,7 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
             across,
             start=top,
             height=height,
-            above=(2.0 if sheet.is_narrow else 3.2) * sheet.size,
+            above=above * sheet.size,
             below=2.7 * sheet.size,
             each_left=3.0 * sheet.size,  # For a value such as 86.5.
         )
@@ -146,26 +156,35 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
 
 def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
     size = drawing.size
-    rows = [row for row in panel.rows if row.key in panel.curves]
-    # The steep beginning would take most of the panel's height.
-    late = [point for row in rows for point in panel.curves[row.key] if point[0] >= _POINTS]
-    values = [100 * accuracy for _, accuracy in late]
-    values += [panel.printed[row.key].mean for row in panel.rows if row.key in panel.printed]
-    low, high = limits(values)
+    low, high = limits(_values_in_view(panel))
     up = Scale(low, high, box.bottom, box.top)
     # The paper's figures have room at the right of the last round.
     along = Scale(0.0, _LAST, box.left, box.right - 1.6 * size)
     horizontal_lines(drawing, box, up, most=6)
     vertical_lines(drawing, Box(box.left, box.top, along.end - box.left, box.height), along, most=5)
     _write_panel(drawing, box, panel, across)
-    for row in rows:
-        _draw_curve(drawing, along, up, row, panel)
+    for row in panel.rows:
+        if row.key in panel.curves:
+            _draw_curve(drawing, along, up, row, panel)
     for row in panel.rows:
         figure = panel.printed.get(row.key)
         if figure is not None:
             place = (box.right - 0.5 * size, up(figure.mean))
             note = f"{row.title}, paper: {figure.shown('.2f')}"
             drawing.point(place, LOOKS[row.key], "hollow", note)
+
+
+def _values_in_view(panel: CurvePanel) -> list[float]:
+    """Return the values in percent that a panel's scale has to hold."""
+    values = []
+    for row in panel.rows:
+        for number, accuracy in panel.curves.get(row.key, ()):
+            # The steep beginning would take most of the panel's height.
+            if number >= _POINTS:
+                values.append(100 * accuracy)
+        if row.key in panel.printed:
+            values.append(panel.printed[row.key].mean)
+    return values
 
 
 def _draw_curve(drawing: Drawing, along: Scale, up: Scale, row: Variant, panel: CurvePanel) -> None:

@@ -38,7 +38,7 @@ def curve_rows(cells: Iterable[TableCell]) -> list[dict[str, str]]:
     for cell in cells:
         for measurement in cell.measurements:
             key = dict(zip(_KEY, _key(cell, measurement), strict=True))
-            rows += [{**key, **accuracies} for accuracies in _thinned(measurement)]
+            rows += [key | accuracies for accuracies in _thinned(measurement)]
     return rows
 
 
@@ -123,5 +123,8 @@ class Curves:
                 curves.append(curve)
         if not curves:
             return ()
-        shared = set.intersection(*(set(curve) for curve in curves))
-        return [(n, statistics.fmean(curve[n] for curve in curves)) for n in sorted(shared)]
+        means = []
+        for number in sorted(set.intersection(*map(set, curves))):
+            accuracies = [curve[number] for curve in curves]
+            means.append((number, statistics.fmean(accuracies)))
+        return means

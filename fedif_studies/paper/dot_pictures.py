@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedif_studies.lab.cells import title_of_data
 from fedif_studies.paper.cells import TableCell
@@ -21,11 +20,12 @@ from fedif_studies.paper.points import (
     LOOKS,
     MARKS,
     Filled,
+    Point,
     count_missing,
     note_of,
     points_of,
 )
-from fedif_studies.paper.tables import TABLES, PaperTable
+from fedif_studies.paper.tables import TABLES, PaperTable, Variant
 from fedif_studies.pictures.dots import Dot, DotPanel, DotPlot, Line
 from fedif_studies.pictures.panels import Entry, Sheet
 from fedif_studies.pictures.sheets import Picture
@@ -36,34 +36,54 @@ _SCORED = ("fedif", "afedsv")  # Their scores are said to find who is malicious.
 def auc_picture(filled: Filled) -> Picture:
     """Return the AUC of scores by column."""
     title = "AUC of scores: low scores as a sign of who is malicious (1: perfect, 0.5: chance)"
-    cells_by_data = {}
-    for data, names in DATA.items():
-        cells = list(itertools.chain.from_iterable(filled[name] for name in names))
-        cells_by_data[data] = [cell for cell in cells if _has_scores(cell)]
-    places = set()
-    measured = 0
+    cells_by_data = {data: _scored_cells(filled, data) for data in DATA}
+    finding = auc_finding(cells_by_data)
     panels = []
     for data, cells in cells_by_data.items():
-        places |= {(data, cell.row.key, cell.column.key) for cell in cells}
-        measured += sum(cell.mean(AUC) is not None for cell in one_each(cells))
         panels.append(DotPanel(data, "", _auc_lines(cells)))
-    missing = f"Missing here: {len(places) - measured} of {len(places)} cells."
-    finding = auc_finding(cells_by_data)
-    dots = [dot for panel in panels for line in panel.lines for dot in line.dots]
-    low = min([0.45, *(dot.value - 0.03 for dot in dots)])
-    plot = DotPlot(panels, low, 1.02, at=0.5)
+    plot = DotPlot(panels, _low_end(panels), 1.02, at=0.5)
     entries: list[Entry] = [(LOOKS[key], "filled", _title_of(key)) for key in _SCORED]
     marks = "Filled: measured here; with a hole: on a GPU. The paper prints none."
 
     def draw(sheet: Sheet) -> str:
         return plot.draw(sheet, title, finding, entries, marks)
 
-    return Picture("auc", title, finding, missing, draw)
+    return Picture("auc", title, finding, _missing_scores(cells_by_data), draw)
+
+
+def _scored_cells(filled: Filled, data: str) -> list[TableCell]:
+    """Return the cells of a data set's tables whose scores can find somebody."""
+    cells: list[TableCell] = []
+    for name in DATA[data]:
+        cells += filter(_has_scores, filled[name])
+    return cells
 
 
 def _has_scores(cell: TableCell) -> bool:
     """Tell whether a cell's method scores clients, some of which are malicious."""
     return cell.row.key in _SCORED and "attack" in cell.column.settings
+
+
+def _missing_scores(cells_by_data: Mapping[str, Sequence[TableCell]]) -> str:
+    """Return how many cells have no AUC; one that a CPU and a GPU have is one cell."""
+    count = 0
+    measured = 0
+    for cells in cells_by_data.values():
+        count += len({(cell.row.key, cell.column.key) for cell in cells})
+        for cell in one_each(cells):
+            if cell.mean(AUC) is not None:
+                measured += 1
+    return f"Missing here: {count - measured} of {count} cells."
+
+
+def _low_end(panels: Iterable[DotPanel]) -> float:
+    """Return where the scale begins: below chance, and below every point."""
+    low = 0.45
+    for panel in panels:
+        for line in panel.lines:
+            for dot in line.dots:
+                low = min(low, dot.value - 0.03)
+    return low
 
 
 def _title_of(key: str) -> str:
@@ -72,16 +92,20 @@ def _title_of(key: str) -> str:
 
 def _auc_lines(cells: Sequence[TableCell]) -> list[Line]:
     """Return a line for each column, with a point for each method above and below it."""
-    lines = []
-    for title in dict.fromkeys(cell.column.title for cell in cells):
-        of_column = [cell for cell in cells if cell.column.title == title]
-        dots = []
-        for point in points_of(of_column, lambda cell: cell.mean(AUC), lambda _: None):
-            up = 0.4 if point.row.key == _SCORED[0] else -0.4
-            look = LOOKS[point.row.key]
-            dots.append(Dot(look, point.kind, point.figure.mean, note_of(point, ".3f"), up=up))
-        lines.append(Line(title, dots))
-    return lines
+    # One without a point has its line all the same.
+    dots: dict[str, list[Dot]] = {cell.column.title: [] for cell in cells}
+    for point in points_of(cells, lambda cell: cell.mean(AUC), lambda _: None):
+        dots[point.column.title].append(_auc_dot(point))
+    return [Line(title, dots_of_column) for title, dots_of_column in dots.items()]
+
+
+def _auc_dot(point: Point) -> Dot:
+    look = LOOKS[point.row.key]
+    note = note_of(point, ".3f")
+    up = -0.4
+    if point.row.key == _SCORED[0]:
+        up = 0.4
+    return Dot(look, point.kind, point.figure.mean, note, up=up)
 
 
 def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
@@ -95,11 +119,8 @@ def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
     )
     panels = []
     for column in table.columns:
-        lines = []
-        for row in table.rows:
-            shown = [p for p in points if (p.row.key, p.column.key) == (row.key, column.key)]
-            dots = [Dot(LOOKS[row.key], p.kind, p.figure.mean, note_of(p, ".4f")) for p in shown]
-            lines.append(Line(row.title, dots))
+        points_of_column = [point for point in points if point.column.key == column.key]
+        lines = [_seconds_line(row, points_of_column) for row in table.rows]
         panels.append(DotPanel(title_of_data(column.key), "", lines))
     seconds = [point.figure.mean for point in points]
     plot = DotPlot(panels, min(seconds) / 2, max(seconds) * 2, is_log=True)
@@ -109,3 +130,14 @@ def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
         return plot.draw(sheet, title, finding, [], f"{marks} {LEFT_OUT}")
 
     return Picture("seconds", title, finding, count_missing(cells), draw)
+
+
+def _seconds_line(row: Variant, points: Iterable[Point]) -> Line:
+    """Return a method's line, with its points among those of a column."""
+    look = LOOKS[row.key]
+    dots = []
+    for point in points:
+        if point.row.key == row.key:
+            note = note_of(point, ".4f")
+            dots.append(Dot(look, point.kind, point.figure.mean, note))
+    return Line(row.title, dots)

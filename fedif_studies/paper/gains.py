@@ -43,7 +43,9 @@ def gains_lines(filled: Filled) -> list[str]:
     paper: list[float] = []
     for data, tables in DATA.items():
         # A column that stands in two tables counts once.
-        cells = [cell for name in tables for cell in filled[name]]
+        cells: list[TableCell] = []
+        for name in tables:
+            cells += filled[name]
         measured = {(cell.column.title, cell.row.key): cell for cell in one_each(cells)}
         leads = {lead.column: lead.points for lead in leads_here(cells)}
         printed = {lead.column: lead.points for lead in leads_of_paper(cells)}
@@ -51,6 +53,8 @@ def gains_lines(filled: Filled) -> list[str]:
             fedavg = measured.get((column, "fedavg"))
             fedif = measured.get((column, "fedif"))
             line = [
+                data,
+                column,
                 _shown(fedavg, LAST_TEN, 100, ".1f"),
                 _shown(fedif, LAST_TEN, 100, ".1f"),
                 shown_number(leads.get(column), "+.1f"),
@@ -59,7 +63,7 @@ def gains_lines(filled: Filled) -> list[str]:
                 _shown(fedavg, MALICIOUS_WEIGHT, 100, ".0f"),
                 _shown(fedif, MALICIOUS_WEIGHT, 100, ".0f"),
             ]
-            lines.append([data, column, *line])
+            lines.append(line)
             if column in leads and column in printed:
                 here.append(leads[column])
                 paper.append(printed[column])

@@ -82,15 +82,19 @@ def accuracy_picture(
     def draw(sheet: Sheet) -> str:
         return _draw_accuracies(table, points, sheet, title, finding)
 
-    caption = count_missing(cells)
+    caption = count_missing(cells) + _count_earlier(cells, earlier)
+    return Picture(f"{table.name}-accuracy", title, finding, caption, draw)
+
+
+def _count_earlier(cells: Sequence[TableCell], earlier: Sequence[TableCell]) -> str:
+    """Return how many missing cells were measured with other pixels; empty: none was."""
     here = {(cell.row.key, cell.column.key) for cell in one_each(cells)}
     before = {(cell.row.key, cell.column.key) for cell in one_each(earlier)}
     count = len(before - here)
-    if count:
-        verb = "was" if count == 1 else "were"
-        caption += f" Of these, {count} {verb} measured with other pixels: see the table."
-
-    return Picture(f"{table.name}-accuracy", title, finding, caption, draw)
+    if not count:
+        return ""
+    verb = "was" if count == 1 else "were"
+    return f" Of these, {count} {verb} measured with other pixels: see the table."
 
 
 def _draw_accuracies(
@@ -115,14 +119,18 @@ def _draw_accuracies(
             below=0.4 * size,
             left=2.4 * size,
         )
-        ends = [point.figure.mean + side for point in points for side in _reach(point.figure)]
+        ends = []  # Of all bars.
+        for point in points:
+            down, up = _reach(point.figure)
+            ends.append(point.figure.mean + down)
+            ends.append(point.figure.mean + up)
         low, high = limits(ends)
         for index, (column, box) in enumerate(zip(table.columns, grid.boxes, strict=True)):
             scale = Scale(low, high, box.bottom, box.top)
             horizontal_lines(drawing, box, scale, most=6, labelled=grid.is_first(index))
             _write_column(drawing, box, column)
-            of_column = [point for point in points if point.column.key == column.key]
-            _draw_points(drawing, box, scale, table.rows, of_column)
+            shown = [point for point in points if point.column.key == column.key]
+            _draw_points(drawing, box, scale, table.rows, shown)
         return grid.bottom
 
     return compose(sheet, title, finding, entries, MARKS, body)
@@ -156,6 +164,7 @@ def _draw_points(
         look = LOOKS[point.row.key]
         down, up = _reach(point.figure)
         if up:
-            ends = [(x, scale(point.figure.mean + side)) for side in (down, up)]
-            drawing.line(ends[0], ends[1], f"bar {look.colour}")
+            foot = (x, scale(point.figure.mean + down))
+            head = (x, scale(point.figure.mean + up))
+            drawing.line(foot, head, f"bar {look.colour}")
         drawing.point((x, scale(point.figure.mean)), look, point.kind, note_of(point, ".2f"))
