@@ -90,9 +90,11 @@ def measure(members: int) -> DeployedCost:
         Wandering(Path(folder), names, **settings) as played,
     ):
         (process,) = cast(list[int], wait_for("the ServerApp", lambda: _server_apps(played)))
-        with sampling(
-            lambda: (played.begun, ServerCost(*resident_bytes(process))), samples, seconds=0.05
-        ):
+
+        def sample() -> tuple[bool, ServerCost]:
+            return played.begun, ServerCost(*resident_bytes(process))
+
+        with sampling(sample, samples, seconds=0.05):
             played.play()
         _require_all_accepted(played.run_dir, members)
     before = [cost for begun, cost in samples if not begun]
@@ -102,9 +104,9 @@ def measure(members: int) -> DeployedCost:
 
 def _require_all_accepted(run_dir: Path, members: int) -> None:
     """Raise RuntimeError unless every reply of every round was taken in."""
-    found = Counter(row["status"] for row in read_rows(run_dir / "clients.csv"))
-    if found != {"accepted": ROUNDS * members}:
-        raise RuntimeError(f"{ROUNDS} rounds of {members} members: {dict(found)}")
+    counts = Counter(row["status"] for row in read_rows(run_dir / "clients.csv"))
+    if counts != {"accepted": ROUNDS * members}:
+        raise RuntimeError(f"{ROUNDS} rounds of {members} members: {dict(counts)}")
 
 
 def _most_of(costs: Sequence[ServerCost]) -> ServerCost:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from fedif_consortium.evidence.keys import key_digest
 from fedif_consortium.masking.boxes import BoxHeader, seal
@@ -27,22 +27,34 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
     """Keep one round of so many members; return CPU seconds by answer, and this process's peak."""
     rng = np.random.default_rng(0)
     directions = rng.standard_normal((2, length), np.float32)
-    vectors = [encode_vector(direction)[0] for direction in directions]
-    member_keys = [Ed25519PrivateKey.generate() for _ in range(members)]
+    vectors = []
+    for direction in directions:
+        vector, _ = encode_vector(direction)
+        vectors.append(vector)
     keeper_key = X25519PrivateKey.generate()
+    enrolled = {}
     boxes = {}
-    for node, key in enumerate(member_keys):
-        header = BoxHeader(
-            1, 1, node, length, bytes(32), bytes(32), bytes(32), key_digest(key.public_key())
-        )
-        boxes[node] = seal(header, secrets.token_bytes(32), keeper_key.public_key(), key)
-    enrolled = {f"member {i}": key.public_key() for i, key in enumerate(member_keys)}
+    for node in range(members):
+        key = Ed25519PrivateKey.generate()
+        enrolled[f"member {node}"] = key.public_key()
+        boxes[node] = _sealed_box(node, length, keeper_key.public_key(), key)
     keeper = Keeper(KeeperPolicy(), enrolled, keeper_key)
     weights, _ = encode_weights(np.ones(members))
-    answers: dict[str, Callable[[], object]] = {
-        "opens boxes, sketches": lambda: keeper.open_round(1, 1, length, boxes),
-        "products with 2 vectors": lambda: [keeper.products(1, 1, vector) for vector in vectors],
-        "sum": lambda: keeper.weighted_sum(1, 1, weights),
+
+    def open_boxes() -> None:
+        keeper.open_round(1, 1, length, boxes)
+
+    def multiply() -> None:
+        for vector in vectors:
+            keeper.products(1, 1, vector)
+
+    def add() -> None:
+        keeper.weighted_sum(1, 1, weights)
+
+    answers: dict[str, Callable[[], None]] = {
+        "opens boxes, sketches": open_boxes,
+        "products with 2 vectors": multiply,
+        "sum": add,
     }
     figures = {}
     for name, answer in answers.items():
@@ -53,11 +65,24 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
     return figures
 
 
+def _sealed_box(
+    node: int, length: int, keeper: X25519PublicKey, member: Ed25519PrivateKey
+) -> bytes:
+    """Return a member's seed, sealed for the keeper."""
+    digest = key_digest(member.public_key())
+    header = BoxHeader(1, 1, node, length, bytes(32), bytes(32), bytes(32), digest)
+    return seal(header, secrets.token_bytes(32), keeper, member)
+
+
 def _peak_megabytes() -> float:
     """Return the most memory that this process had."""
     # Not getrusage, whose peak is at least that of the process that started this one.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) / 1e3
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == "VmHWM":
+            kilobytes, _unit = amount.split()
+            return int(kilobytes) / 1e3
+    raise RuntimeError("/proc/self/status has no line VmHWM")
 
 
 if __name__ == "__main__":

@@ -98,15 +98,21 @@ def layer_calls(work: Work) -> list[Callable[[], object]]:
 
 
 def _there_and_back(layer: Callable[[Tensor], Tensor], values: Tensor) -> Callable[[], object]:
-    parameters = list(layer.parameters()) if isinstance(layer, nn.Module) else []
-    wanted = [tensor for tensor in (*parameters, values) if tensor.requires_grad]
+    leaves = [values]
+    if isinstance(layer, nn.Module):
+        leaves = [*layer.parameters(), values]
+    differentiated = [leaf for leaf in leaves if leaf.requires_grad]
     gradient = torch.ones_like(layer(values))
 
-    def call() -> object:
-        outputs = layer(values)
-        return torch.autograd.grad(outputs, wanted, gradient) if wanted else outputs
+    def forward() -> object:
+        return layer(values)
 
-    return call
+    def forward_and_backward() -> object:
+        return torch.autograd.grad(layer(values), differentiated, gradient)
+
+    if not differentiated:  # The images come to a layer that has nothing to learn.
+        return forward
+    return forward_and_backward
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -123,15 +129,20 @@ def measure(name: str, work: Work, times: int) -> list[Figure]:
     ours: list[float] = []
     plain: list[float] = []
     by_layer: list[list[float]] = [[] for _ in calls]
-    for _ in range(times + 1):  # One more warms up.
-        ours.append(milliseconds(lambda: run_ours(work)) / STEPS)
-        plain.append(milliseconds(lambda: run_plain(plain_work)) / STEPS)
-        for taken, call in zip(by_layer, calls, strict=True):
-            taken += [milliseconds(call) for _ in range(STEPS)]
-    step = statistics.median(ours[1:])
-    peer = statistics.median(plain[1:])
-    floor = sum(statistics.median(taken[STEPS:]) for taken in by_layer)
-    spread = f"{min(ours[1:]):.2f} to {max(ours[1:]):.2f} ms"
+    for turn in range(times + 1):
+        ours_ms = milliseconds(lambda: run_ours(work)) / STEPS
+        plain_ms = milliseconds(lambda: run_plain(plain_work)) / STEPS
+        layers_ms = [[milliseconds(call) for _ in range(STEPS)] for call in calls]
+        if turn == 0:  # It warms up.
+            continue
+        ours.append(ours_ms)
+        plain.append(plain_ms)
+        for layer, samples in zip(by_layer, layers_ms, strict=True):
+            layer += samples
+    step = statistics.median(ours)
+    peer = statistics.median(plain)
+    floor = sum(map(statistics.median, by_layer))
+    spread = f"{min(ours):.2f} to {max(ours):.2f} ms"
     to_peer = f"{name}: speed over the plain loop"
     to_floor = f"{name}: beside its layers alone"
     return [
