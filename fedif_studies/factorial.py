@@ -184,7 +184,7 @@ def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[Factor
         if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
             gain = round(accuracy - accuracies[cell.control()], 2)  # Rows have as many places.
             gains.setdefault(cell._replace(seed=0), []).append(gain)
-    measured = {cell: _paired(of_seeds) for cell, of_seeds in gains.items()}
+    measured = {cell: _paired(gains[cell]) for cell in gains}
     tested = [cell for cell, effect in measured.items() if effect.seeds > 1]
     tested.sort(key=lambda cell: measured[cell].p)
     largest = 0.0
@@ -212,17 +212,28 @@ def means_table(accuracies: Mapping[FactorialCell, float], data: str) -> ResultT
     seeds = sorted({cell.seed for cell in accuracies})
     values = []
     for attack, share in conditions():
-        cells_by_seed = [_quoted_cells(data, seed, attack, share) for seed in seeds]
-        complete = [row for row in cells_by_seed if all(cell in accuracies for cell in row)]
-        name = f"{attack}, {share:.0%}" if share else attack
-        line = (name, str(len(complete)))
-        for row in complete:
-            values += [(line, f"{cell.weights}, {cell.bounds}", accuracies[cell]) for cell in row]
-    return pivot(f"{data}: means", ["attack", "seeds"], values, _mean_shown)
+        quoted: list[FactorialCell] = []
+        num_seeds = 0
+        for seed in seeds:
+            row = _quoted_cells(data, seed, attack, share)
+            if accuracies.keys() >= set(row):
+                quoted += row
+                num_seeds += 1
+        line = (_shown_condition(attack, share), str(num_seeds))
+        for cell in quoted:
+            column = f"{cell.weights}, {cell.bounds}"
+            values.append((line, column, accuracies[cell]))
+    return pivot(f"{data}: means", ["attack", "seeds"], values, _shown_mean)
 
 
-def _mean_shown(of_seeds: list[float]) -> str:
-    return MeanStd.of(of_seeds).shown(".1f")
+def _shown_condition(attack: str, share: float) -> str:
+    if not share:
+        return attack
+    return f"{attack}, {share:.0%}"
+
+
+def _shown_mean(accuracies: list[float]) -> str:
+    return MeanStd.of(accuracies).shown(".1f")
 
 
 def _quoted_cells(data: str, seed: int, attack: str, share: float) -> list[FactorialCell]:
@@ -256,11 +267,11 @@ def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[
     """
     measured = {cell for cell in accuracies if cell.data == data}
     seeds = 1 + max((cell.seed for cell in measured), default=0)
-    wanted = set(cells([data], seeds))
-    missing = len(wanted - measured)
+    planned = set(cells([data], seeds))
+    missing = len(planned - measured)
     if not missing:
         return []
-    return ["", f"Missing: {missing} of {len(wanted)} federations."]
+    return ["", f"Missing: {missing} of {len(planned)} federations."]
 
 
 def _shown(effect: Effect) -> str:

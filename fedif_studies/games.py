@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
 from tempfile import TemporaryDirectory
@@ -155,18 +155,18 @@ def measure(cell: Row) -> list[Row]:
     task = task_of(epochs, seed)
     members = let_play(task, middle_members(before, count), play)
     after, accuracy = account_of(task, members, strategy)
-    marked = [number for number, member in enumerate(members) if member.is_marked]
+    players = [number for number, member in enumerate(members) if member.is_marked]
     accounts_after = by_number(after)
     accounts_before = by_number(before)
-    share = sum(accounts_after[number].share for number in marked)
+    with_game = [accounts_after[player] for player in players]
     # Whom the players add was not there.
-    were_there = [number for number in marked if number in accounts_before]
-    honest_share = sum(accounts_before[number].share for number in were_there)
+    without_game = [accounts_before[player] for player in players if player in accounts_before]
+    verdicts = [account.verdict.level for account in with_game]
     row = {
-        "share": f"{share:.6g}",
-        "honest_share": f"{honest_share:.6g}",
-        "verdicts": " ".join(accounts_after[number].verdict.level for number in marked),
-        "paid": f"{sum(account.share for account in after.members):.6g}",
+        "share": f"{total_share(with_game):.6g}",
+        "honest_share": f"{total_share(without_game):.6g}",
+        "verdicts": " ".join(verdicts),
+        "paid": f"{total_share(after.members):.6g}",
         "test_accuracy": f"{accuracy:.6g}",
     }
     return [row]
@@ -183,6 +183,11 @@ def middle_members(account: Account, count: int) -> list[int]:
 def by_number(account: Account) -> dict[int, MemberAccount]:
     """Return members' accounts by their number in the federation."""
     return {member.client_id - FIRST_NODE_ID: member for member in account.members}
+
+
+def total_share(accounts: Iterable[MemberAccount]) -> float:
+    """Return the sum of members' shares."""
+    return sum(account.share for account in accounts)
 
 
 def gain(row: Mapping[str, str]) -> float:
@@ -210,17 +215,17 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
     return ResultTable("Games in statements", heading, lines, num_labels=1)
 
 
-def _shown(of_seeds: Sequence[Mapping[str, str]]) -> str:
+def _shown(rows: Sequence[Mapping[str, str]]) -> str:
     """Return the mean gain, its range, and how many statements accept at least one player."""
-    gains = [factor for factor in map(gain, of_seeds) if not math.isnan(factor)]
+    gains = [factor for factor in map(gain, rows) if not math.isnan(factor)]
     if not gains:
         return "-"
-    accepted = [row for row in of_seeds if "accept" in row["verdicts"]]
+    accepted = [row for row in rows if "accept" in row["verdicts"]]
     spread = f"{min(gains):.2f}\N{EN DASH}{max(gains):.2f}"
     shown = f"{statistics.fmean(gains):.2f} ({spread}), {len(accepted)}"
-    missing = len(of_seeds) - len(gains)
+    missing = len(rows) - len(gains)
     if missing:
-        shown += f"; nothing to compare in {missing} of {len(of_seeds)} seeds"
+        shown += f"; nothing to compare in {missing} of {len(rows)} seeds"
     return shown
 
 

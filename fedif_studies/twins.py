@@ -7,7 +7,7 @@ how alike a member is to the one most like it, by the statement's own measure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Annotated
@@ -95,14 +95,21 @@ def main(
     complete = fill(CSV, cells, measure, again=again)
     rows = read_rows(CSV)
     for case in cases:
-        marked = "0" if case == HONEST else "1"
-        of_case = [row for row in rows if row["case"] == case and row["marked"] == marked]
-        values = [float(row["likeness"]) for row in of_case]
+        values = likeness_in(rows, case)
         if values:
             spread = f"{min(values):.3f} to {max(values):.3f}"
             above = [value for value in values if value > ALIKE]
             print(f"{case}: {spread}, {len(above)} of {len(values)} above {ALIKE}")
     finish(complete)
+
+
+def likeness_in(rows: Iterable[Mapping[str, str]], case: str) -> list[float]:
+    """Return how alike the members are whom a case is about: the owner's, or all if honest."""
+    marked = "1"
+    if case == HONEST:
+        marked = "0"
+    chosen = [row for row in rows if row["case"] == case and row["marked"] == marked]
+    return [float(row["likeness"]) for row in chosen]
 
 
 if __name__ == "__main__":
