@@ -53,19 +53,31 @@ def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
     values = values_of(measured)
     names = list(dict.fromkeys(valuation for valuation, _case, _rule in values))
     names.sort(key=lambda name: name == EXACT)  # Others are measured against it: it comes last.
-    scores = list(itertools.chain.from_iterable(_scores(values, name) for name in names))
-    for case in RETRAINED:
-        if any(line["case"] == case for line in retrained):
-            scores += _retraining(values, names, case, retrained)
     answers = []
-    for question, case, name, figures in scores:
+    for question, case, name, figures in _all_scores(values, names, retrained):
         defined = [figure for figure in figures if not math.isnan(figure)]
-        if not defined:
-            continue
-        # One federation in which a player had next to nothing would carry a mean of gains away.
-        average = statistics.median if question == GAIN else statistics.fmean
-        answers.append(AuditFinding(question, case, name, average(defined), len(defined)))
+        if defined:
+            value = _average(question, defined)
+            answers.append(AuditFinding(question, case, name, value, len(defined)))
     return answers
+
+
+def _all_scores(values: Values, names: Sequence[str], retrained: Lines) -> Scores:
+    """Ask every valuation everything."""
+    for name in names:
+        yield from _scores(values, name)
+    cases = {line["case"] for line in retrained}
+    for case in RETRAINED:
+        if case in cases:
+            yield from _retraining(values, names, case, retrained)
+
+
+def _average(question: str, figures: Sequence[float]) -> float:
+    """Return the mean over federations; of gains the median."""
+    if question == GAIN:
+        # One federation in which a player had next to nothing would carry a mean away.
+        return statistics.median(figures)
+    return statistics.fmean(figures)
 
 
 def _scores(values: Values, name: str) -> Scores:

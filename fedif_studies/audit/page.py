@@ -84,22 +84,27 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
 
 def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
     """Return a Markdown table: valuations down and cases across, or the cases down if more."""
-    questions = {finding.question for finding in answers}
-
-    def case_of(finding: AuditFinding) -> str:
-        if len(questions) == 1:
-            return finding.case
-        # Questions of one kind differ by their last word, the correlation.
-        correlation = finding.question.rsplit(", ", 1)[-1]
-        return f"{finding.case}, {correlation}"
-
-    valuations = {finding.valuation for finding in answers}
-    cases = {case_of(finding) for finding in answers}
-    head = "valuation" if len(valuations) >= len(cases) else "case"
+    cases = _cases(answers)
+    valuations = [finding.valuation for finding in answers]
+    head = "valuation"
+    lines, columns = valuations, cases
+    if len(set(cases)) > len(set(valuations)):
+        head = "case"
+        lines, columns = cases, valuations
     cells = []
-    for finding in answers:
-        line, column = finding.valuation, case_of(finding)
-        if head == "case":
-            line, column = column, line
+    for line, column, finding in zip(lines, columns, answers, strict=True):
         cells.append(((line,), column, finding.value))
     return pivot(title, [head], cells, lambda values: f"{values[0]:.3f}").to_markdown()
+
+
+def _cases(answers: Sequence[AuditFinding]) -> list[str]:
+    """Return the case of each answer; with its correlation where there are several."""
+    questions = {finding.question for finding in answers}
+    if len(questions) == 1:
+        return [finding.case for finding in answers]
+    cases = []
+    for finding in answers:
+        # Questions of one kind differ by their last word, the correlation.
+        correlation = finding.question.rsplit(", ", 1)[-1]
+        cases.append(f"{finding.case}, {correlation}")
+    return cases

@@ -136,8 +136,8 @@ class Answers:
         self._values: dict[str, dict[tuple[str, str], float]] = {}
         for finding in all_findings:
             name = _SHOWN_AS.get(finding.valuation, finding.valuation)
-            of_name = self._values.setdefault(name, {})
-            of_name[finding.question, finding.case] = finding.value
+            figures = self._values.setdefault(name, {})
+            figures[finding.question, finding.case] = finding.value
 
     def valuations(self) -> list[str]:
         """Return all valuations, in the order of their coming."""
@@ -154,8 +154,11 @@ class Answers:
 
     def of_question(self, name: str, question: str) -> dict[str, float]:
         """Return a valuation's figures of a question, by case."""
-        figures = self._values[name]
-        return {case: value for (asked, case), value in figures.items() if asked == question}
+        figures = {}
+        for (other, case), value in self._values[name].items():
+            if other == question:
+                figures[case] = value
+        return figures
 
 
 def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
@@ -167,14 +170,15 @@ def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
     heading += ["finds wrong labels", "finds others", "seeds", "rules", "largest gain"]
     lines = []
     for name in answers.valuations():
+        detection = answers.of_question(name, DETECTION)
+        detection.pop(_WRONG_LABELS, None)  # It has a column of its own.
         line = [name]
         line += [answers.shown(name, "retraining, Pearson", case) for case in RETRAINED]
         line += [answers.shown(name, AREA, case, form=".1f", scale=100) for case in RETRAINED]
-        found = answers.of_question(name, DETECTION)
         line.append(answers.shown(name, DETECTION, _WRONG_LABELS))
-        line.append(_mean({case: auc for case, auc in found.items() if case != _WRONG_LABELS}))
-        for case in ("between seeds", "between aggregation rules"):
-            line.append(answers.shown(name, "stability, Spearman", case))
+        line.append(_mean(detection))
+        line.append(answers.shown(name, "stability, Spearman", "between seeds"))
+        line.append(answers.shown(name, "stability, Spearman", "between aggregation rules"))
         line.append(_largest(answers.of_question(name, GAIN)))
         lines.append(line)
     return ResultTable("", heading, lines, num_labels=1)
@@ -200,14 +204,14 @@ def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
     pairs = [pair_of(_FIRST_RULE, other) for other in _OTHER_RULES]
     lines = []
     for name in answers.valuations():
-        of_pairs = answers.of_question(name, BETWEEN_RULES)
-        if not of_pairs:
+        likeness = answers.of_question(name, BETWEEN_RULES)
+        if not likeness:
             continue
         line = [name]
         line += [answers.shown(name, BETWEEN_RULES, pair) for pair in pairs]
-        line.append(_mean(of_pairs))
-        least = min(of_pairs, key=lambda pair: of_pairs[pair])
-        line.append(f"{of_pairs[least]:.2f} ({least})")
+        line.append(_mean(likeness))
+        least = min(likeness, key=lambda pair: likeness[pair])
+        line.append(f"{likeness[least]:.2f} ({least})")
         lines.append(line)
     heading = ["valuation", *pairs, "all pairs", "least"]
     return ResultTable("", heading, lines, num_labels=1)
