@@ -33,7 +33,13 @@ def read_figures(folder: RunFolder) -> Row:
         "attackers-gain": attackers_gain(_paid(folder), malicious),
         "aggregation-seconds": summary["aggregation_seconds_per_round"],
     }
-    return {name: "" if value is None else f"{value:.6g}" for name, value in figures.items()}
+    return {name: _as_text(value) for name, value in figures.items()}
+
+
+def _as_text(figure: float | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure:.6g}"
 
 
 def _paid(folder: RunFolder) -> dict[str, list[float]]:
@@ -48,11 +54,8 @@ def _paid(folder: RunFolder) -> dict[str, list[float]]:
     used = [row for row in rounds if row.round not in left_out]
     rows = [row for row in folder.attribution.read() if int(row["round"]) not in left_out]
     contributions = by_client(rows, "contribution")
-    reason = reason_against_shares(
-        fall_of(rounds),
-        used,
-        list(map(math.fsum, contributions.values())),
-    )
+    totals = list(map(math.fsum, contributions.values()))
+    reason = reason_against_shares(fall_of(rounds), used, totals)
     if reason:
         return {}
     return contributions
@@ -85,7 +88,8 @@ def low_means_auc(
     # Imported here: it takes a second, of every client and command line.
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(kinds, [-fmean(of_client) for of_client in values.values()]))
+    lowness = [-fmean(of_rounds) for of_rounds in values.values()]
+    return float(roc_auc_score(kinds, lowness))
 
 
 def attackers_gain(

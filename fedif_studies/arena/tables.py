@@ -24,12 +24,12 @@ def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByR
     values: dict[tuple[str, str], dict[Point, list[float]]] = {}
     for row in rows:
         if row["data"] == data and row[figure]:
-            of_rule = values.setdefault((row["rule"], row["bounds"]), {})
-            of_seeds = of_rule.setdefault((row["attack"], row["share"]), [])
-            of_seeds.append(100 * float(row[figure]))
+            by_point = values.setdefault((row["rule"], row["bounds"]), {})
+            by_seed = by_point.setdefault((row["attack"], row["share"]), [])
+            by_seed.append(100 * float(row[figure]))
     means = {}
-    for rule, of_rule in values.items():
-        means[rule] = {point: MeanStd.of(of_seeds) for point, of_seeds in of_rule.items()}
+    for rule, by_point in values.items():
+        means[rule] = {point: MeanStd.of(by_point[point]) for point in by_point}
     return means
 
 
@@ -127,7 +127,10 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
             sections = [_section(name, table) for name, table in tables.items()]
             write_atomically(page, "\n".join([text, *sections]))
         remarks = missing_bouts(rows, data)
-        put_tables(page, {name: [*table.to_markdown(), *remarks] for name, table in tables.items()})
+        lines = {}
+        for name, table in tables.items():
+            lines[name] = [*table.to_markdown(), *remarks]
+        put_tables(page, lines)
 
 
 def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
@@ -136,13 +139,19 @@ def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
     Every rule, with each of its bounds, could meet every attack by every share in every seed: a
     mean over fewer seeds than its neighbours' says nothing beside them.
     """
-    of_data = [row for row in rows if row["data"] == data]
-    rules = {(row["rule"], row["bounds"]) for row in of_data}
-    points = {(row["attack"], row["share"]) for row in of_data}
-    seeds = {row["seed"] for row in of_data}
-    played = {
-        (row["rule"], row["bounds"], row["attack"], row["share"], row["seed"]) for row in of_data
-    }
+    rules = set()
+    points = set()
+    seeds = set()
+    played = set()
+    for row in rows:
+        if row["data"] != data:
+            continue
+        rule = (row["rule"], row["bounds"])
+        point = (row["attack"], row["share"])
+        rules.add(rule)
+        points.add(point)
+        seeds.add(row["seed"])
+        played.add((rule, point, row["seed"]))
     count = len(rules) * len(points) * len(seeds)
     missing = count - len(played)
     if not missing:
