@@ -86,18 +86,22 @@ class DotPlot:
     def _draw_panels(self, sheet: Sheet, drawing: Drawing, top: float) -> float:
         """Draw all panels, and return where they end."""
         size = sheet.size
-        longest = max(len(line.name) for panel in self.panels for line in panel.lines)
+        longest = max(_longest_name(panel) for panel in self.panels)
+        most_lines = max(len(panel.lines) for panel in self.panels)
         above = 2.2 * size
         if any(panel.words for panel in self.panels):
             above = 3.5 * size
+        across = self.across
+        if sheet.is_narrow:
+            across = 1
         return draw_panels(
             drawing,
             sheet,
             self.panels,
             self._draw_panel,
-            1 if sheet.is_narrow else self.across,
+            across,
             start=top,
-            height=_ROW * size * max(len(panel.lines) for panel in self.panels),
+            height=_ROW * size * most_lines,
             above=above,
             below=1.9 * size,
             each_left=1.2 * size + 0.5 * size * longest,
@@ -119,14 +123,17 @@ class DotPlot:
                 _draw_dot(drawing, scale, y, dot)
 
 
+def _longest_name(panel: DotPanel) -> int:
+    return max(len(line.name) for line in panel.lines)
+
+
 def _write_title(drawing: Drawing, box: Box, panel: DotPanel) -> None:
     size = drawing.size
     if not panel.words:
         drawing.text((box.left, box.top - 0.7 * size), panel.title, classes="bold")
         return
     # Words are long: they begin where the names do.
-    longest = max(len(line.name) for line in panel.lines)
-    start = box.left - 0.6 * size - 0.5 * size * longest
+    start = box.left - 0.6 * size - 0.5 * size * _longest_name(panel)
     drawing.text((start, box.top - 1.95 * size), panel.title, classes="bold")
     drawing.text((start, box.top - 0.6 * size), panel.words)
 
@@ -134,6 +141,7 @@ def _write_title(drawing: Drawing, box: Box, panel: DotPanel) -> None:
 def _draw_dot(drawing: Drawing, scale: Scale, line: float, dot: Dot) -> None:
     y = line - dot.up * drawing.size
     if dot.deviation:
-        ends = [(scale(dot.value + side), y) for side in (-dot.deviation, dot.deviation)]
-        drawing.line(ends[0], ends[1], f"bar {dot.look.colour}")
+        low = (scale(dot.value - dot.deviation), y)
+        high = (scale(dot.value + dot.deviation), y)
+        drawing.line(low, high, f"bar {dot.look.colour}")
     drawing.point((scale(dot.value), y), dot.look, dot.kind, dot.note)

@@ -147,25 +147,41 @@ class Drawing:
 
 def _outline(place: Place, shape: str, radius: float) -> str:
     """Return a path around a point."""
-    x, y = place
     if shape == "circle":
-        r, diameter = _number(radius), _number(2 * radius)
-        halves = [f"a{r} {r} 0 1 0 {sign}{diameter} 0" for sign in ("", "-")]
-        return f"M{_number(x - radius)} {_number(y)}{''.join(halves)}z"
+        return _circle(place, radius)
+    x, y = place
     corners = _CORNERS[shape]
-    # A square stands on its side, a wedge on its tip, the others have a corner above.
-    turn = {"square": 0.5, "wedge": 1.0}.get(shape, 0.0) * 2 * math.pi / corners
-    if shape == "wedge":
-        turn = math.pi
+    turn = 0.0  # A corner stands above.
+    if shape == "square":
+        turn = math.pi / corners  # It stands on its side.
+    elif shape == "wedge":
+        turn = math.pi  # It stands on its tip.
     steps = []
     for corner in range(corners):
-        reach = 1.25 * radius
-        if shape == "star":
-            reach = (0.68 if corner % 2 else 1.45) * radius
         angle = turn + 2 * math.pi * corner / corners
-        right, up = reach * math.sin(angle), reach * math.cos(angle)
+        reach = _reach(shape, corner) * radius
+        right = reach * math.sin(angle)
+        up = reach * math.cos(angle)
         steps.append(f"{_number(x + right)} {_number(y - up)}")
     return f"M{'L'.join(steps)}z"
+
+
+def _circle(place: Place, radius: float) -> str:
+    """Return a path of two half circles, from the left and back."""
+    x, y = place
+    r = _number(radius)
+    diameter = _number(2 * radius)
+    there = f"a{r} {r} 0 1 0 {diameter} 0"
+    back = f"a{r} {r} 0 1 0 -{diameter} 0"
+    return f"M{_number(x - radius)} {_number(y)}{there}{back}z"
+
+
+def _reach(shape: str, corner: int) -> float:
+    """Return how far a corner lies from the middle, in radii."""
+    if shape != "star":
+        return 1.25
+    is_inner = corner % 2 == 1
+    return 0.68 if is_inner else 1.45
 
 
 def _number(value: float) -> str:
