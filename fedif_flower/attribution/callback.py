@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -97,6 +97,9 @@ class PathAttribution(Callback):
         The rounds so far.
     on_attribution : list of callable
         Who is told of each round.
+    all_are_told : bool
+        Whether the last round was attributed, and all of these were told of it: an error or a
+        signal may have come between.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class PathAttribution(Callback):
             block_validations(validation, blocks),
         )
         self.on_attribution = [] if on_attribution is None else [on_attribution]
+        self.all_are_told = True
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None
@@ -379,6 +383,8 @@ class PathAttribution(Callback):
         if self._pending is None:
             return
         taken_round, future = self._pending
+        wait([future])  # A signal may come meanwhile: the round is still there then.
+        self.all_are_told = False
         self._pending = None
         attributed = future.result()
         if not self._model.continues(taken_round.after):
@@ -389,6 +395,7 @@ class PathAttribution(Callback):
         self.rounds.append(attributed)
         for tell in self.on_attribution:
             tell(attributed)
+        self.all_are_told = True
 
     def _without_step(
         self, taken_round: TakenRound, attributed: RoundAttribution

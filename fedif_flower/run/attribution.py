@@ -15,7 +15,7 @@ from fedif_flower.attribution.intervals import block_sums, share_half_widths
 from fedif_flower.attribution.quarantine import Quarantine
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
-from fedif_flower.errors import require
+from fedif_flower.errors import CheckpointError, require
 from fedif_flower.messages.held_out_classes import read_held_out_classes
 from fedif_flower.run.config import (
     CreditSettings,
@@ -158,8 +158,18 @@ class KeptAttribution(Kept):
             )
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the rounds after one, up to another: they are attributed from the first on."""
-        return self._attribution.lines(max(after, 0), last_round)
+        """Return the rounds after one, up to another: they are attributed from the first on.
+
+        Raises
+        ------
+        CheckpointError
+            If an error kept the last of them from some of those that are told of each: whoever goes
+            on is not told of it again.
+        """
+        lines = self._attribution.lines(max(after, 0), last_round)
+        if not self._attribution.all_are_told:
+            raise CheckpointError("the attribution of the last round is not in all records")
+        return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
         """Return what the next round needs of those before."""

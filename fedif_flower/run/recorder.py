@@ -19,7 +19,12 @@ from typing import Any
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import CheckpointError, FedIFError, TrainingFailedError
+from fedif_flower.errors import (
+    CheckpointError,
+    FedIFError,
+    StorageError,
+    TrainingFailedError,
+)
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
@@ -247,7 +252,8 @@ class RunRecorder(RunWriter):
     def stopped(self, error: BaseException) -> None:
         """Save the last complete round of a run that an error ends; say how the run goes on.
 
-        A checkpoint that cannot be written is passed over: the error that ends the run counts.
+        A checkpoint that cannot be written, or would lack a record, is passed over: the error that
+        ends the run counts.
         """
         last = self.run.done
         if self._last is not None:
@@ -256,7 +262,7 @@ class RunRecorder(RunWriter):
         is_ordinary = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
         is_unsaved = last > max(self.checkpoints.last_round, 0)
         if is_ordinary and is_unsaved and self.config.checkpoint_every:
-            with contextlib.suppress(CheckpointError):
+            with contextlib.suppress(CheckpointError, StorageError):
                 self._save()
         logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, self._way_on())
 

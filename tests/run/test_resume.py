@@ -7,6 +7,7 @@ import hashlib
 import math
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app import app as client_app
-from fedif_flower import FedAvg
+from fedif_flower import FedAvg, PathAttribution
 from fedif_flower.errors import CheckpointError, ConfigError, FedIFError
 from fedif_flower.run.checkpoint import (
     Checkpoint,
@@ -310,6 +311,49 @@ def test_a_signal_may_interrupt_a_save_at_any_line(tmp_path):
     while saved_twice(tmp_path / str(at), at):
         at += 1
     assert at > 20
+
+
+def test_a_signal_may_interrupt_the_attribution_of_a_round_at_any_line(tmp_path, monkeypatch):
+    """That of round 2, before its k-th line: a run that goes on has the same contributions."""
+    settings = {"attribution": "trapezoid", "num_clients": 2, "fraction_train": 1.0}
+    settings |= {"attack": "none", "num_server_rounds": 2, "checkpoint_every": 1}
+    settings |= {"validation.vet": False}
+    whole = run(run_config(tmp_path / "whole", **settings), LocalGrid(client_app, 2))
+
+    settle = PathAttribution.settle
+
+    def interrupted(at: int) -> Callable[[PathAttribution], None]:
+        lines = 0
+        before = sys.gettrace()
+
+        def trace(frame, event, _):
+            nonlocal lines
+            if frame.f_code is not settle.__code__:
+                return None
+            lines += event == "line" and len(frame.f_locals["self"].rounds) > 0
+            if lines == at:
+                sys.settrace(before)
+                raise KeyboardInterrupt
+            return trace
+
+        def traced(attribution: PathAttribution) -> None:
+            sys.settrace(trace)
+            try:
+                settle(attribution)
+            finally:
+                sys.settrace(before)  # That of a measurement of coverage goes on.
+
+        return traced
+
+    for at in range(1, 12, 2):
+        config = run_config(tmp_path / str(at), resume="auto", **settings)
+        with monkeypatch.context() as patch:
+            patch.setattr(PathAttribution, "settle", interrupted(at))
+            with pytest.raises(KeyboardInterrupt):
+                run_federation(LocalGrid(client_app, 2), config)
+        again = run(config, LocalGrid(client_app, 2))
+        for table in ("attribution.csv", "attribution_rounds.csv"):
+            assert (again / table).read_bytes() == (whole / table).read_bytes(), f"line {at}"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
 from client_app import app as client_app
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import StatementError, StorageError
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.storage import append_line
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.paid_runs import checked, state
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
@@ -75,6 +77,31 @@ def test_rounds_that_were_done_again_count_where_members_were_told(resumed):
     verified = verify(run_dir, receipts=held(resumed))
     attempts = [[seen.number for seen in member.attempts] for member in verified.receipts]
     assert attempts == [[1, 2]] * 3
+
+
+@pytest.mark.parametrize("table", ["receipts.csv", "round_heads.csv"])
+def test_a_round_whose_head_the_disk_did_not_take_is_done_again(tmp_path, key, monkeypatch, table):
+    """The disk is full for one line of round 2: a run that goes on has a head of each round."""
+    lines = Counter()
+
+    def full_once(path, line):
+        lines[path.name] += 1
+        if path.name == table and lines[table] == 2:
+            raise StorageError(f"cannot write {path}: No space left on device")
+        append_line(path, line)
+
+    monkeypatch.setattr("fedif_consortium.evidence.part.append_line", full_once)
+    settings = {"checkpoint_every": 1, "validation.vet": False}
+    with pytest.raises(StorageError, match="No space left"):
+        run(nodes(tmp_path), tmp_path, key, **settings)
+    run_dir = run_and_deliver(nodes(tmp_path), tmp_path, key, **settings, resume="auto")
+    heads = RunFolder(run_dir).round_heads.read()
+    assert [(head["round"], head["attempt"]) for head in heads] == [
+        ("1", "1"),
+        ("2", "2"),
+        ("3", "2"),
+    ]
+    verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
 
 
 @pytest.mark.parametrize("fails_in", [1, 2])
