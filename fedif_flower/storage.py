@@ -105,11 +105,24 @@ def set_aside(path: Path) -> None:
 
 def sync_directory(path: Path) -> None:
     """Make the names in a folder survive a power cut."""
+    _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Bring what a file or a folder holds to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_folder(path: Path) -> None:
+    """Make a folder survive a power cut, with all files and folders in it."""
+    for place, _, names in os.walk(path):
+        for name in names:
+            _sync(Path(place) / name)
+        _sync(Path(place))
 
 
 @contextmanager

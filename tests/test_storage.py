@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fedif_consortium.statement.manifest import put_folder
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_toml, read_whole
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import cache_root, write_atomically
 
 
@@ -69,3 +71,45 @@ def test_toml_that_cannot_be_read_names_its_file(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"own\.toml: "):
         read_toml(path)
+
+
+def put_statement(folder: Path) -> Path:
+    put_folder(folder / "statement", {"page": b"1", "members/001": b"2"})
+    return folder / "statement"
+
+
+def keep_attempt(folder: Path) -> Path:
+    run = RunFolder(folder)
+    run.rounds.begin()
+    run.updates.mkdir()
+    (run.updates / "round-000001.pt").write_bytes(b"3")
+    kept = run.keep_attempt()
+    assert kept is not None
+    return kept
+
+
+@pytest.mark.parametrize("put", [put_statement, keep_attempt])
+def test_a_folder_is_on_the_disk_before_it_is_there_and_its_name_after(tmp_path, monkeypatch, put):
+    """A power cut leaves no empty files where members, or the next attempt, rely on it."""
+    synced: list[int] = []
+    synced_before: list[int] = []  # Before the folder has its name.
+    fsync = os.fsync
+    replace = os.replace
+
+    def noting_fsync(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def noting_replace(source: Path, target: Path) -> None:
+        if Path(source).is_dir():
+            synced_before.extend(synced)
+            synced.clear()
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noting_fsync)
+    monkeypatch.setattr(os, "replace", noting_replace)
+    folder = put(tmp_path)
+    inside = {path.stat().st_ino for path in (folder, *folder.rglob("*"))}
+    assert len(inside) == 4
+    assert inside <= set(synced_before)
+    assert tmp_path.stat().st_ino in synced

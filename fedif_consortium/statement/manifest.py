@@ -31,7 +31,13 @@ from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import UNSHOWN, printable
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.storage import set_aside, temporary_sibling, writing
+from fedif_flower.storage import (
+    set_aside,
+    sync_directory,
+    sync_folder,
+    temporary_sibling,
+    writing,
+)
 
 PREDICATE_TYPE = "urn:fedif-flower:contributions:v2"
 _OTHER_VERSION = re.compile(r"urn:fedif-flower:contributions:v[0-9]{1,4}")
@@ -322,6 +328,8 @@ def file_hash(path: Path) -> str:
 def put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
     """Put a folder with these files there, whole or not at all; what is there gets another name.
 
+    It survives a power cut: whoever is told of it may forget what it was made of.
+
     Raises
     ------
     StorageError
@@ -333,7 +341,9 @@ def put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
             for name, data in content.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / name).write_bytes(data)
+            sync_folder(fresh)
             set_aside(folder)
             fresh.replace(folder)
+            sync_directory(folder.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

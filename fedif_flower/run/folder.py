@@ -36,6 +36,8 @@ from fedif_flower.storage import (
     make_folder,
     remove_leftovers,
     set_aside,
+    sync_directory,
+    sync_folder,
     temporary_sibling,
     write_atomically,
     writing,
@@ -321,7 +323,9 @@ class RunFolder:
                         _link_or_copy(path, place)  # Large, and never written a second time.
                     else:
                         shutil.copy2(path, place)
+                sync_folder(fresh)  # The next attempt removes what was copied.
                 fresh.replace(target)
+                sync_directory(self.path)
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         return target
