@@ -12,8 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -46,7 +45,14 @@ from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, share_of
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
 from fedif_flower.server.failures import MemberFailures
-from fedif_flower.server.model import GlobalModel, require_judge, require_record, require_shapes
+from fedif_flower.server.memory import RoundMemory
+from fedif_flower.server.model import (
+    GlobalModel,
+    OutOfRangeError,
+    require_judge,
+    require_record,
+    require_shapes,
+)
 from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients
 from fedif_flower.server.noise import (
     NoiseWrapper,
@@ -71,13 +77,6 @@ from fedif_flower.stages import Stage, Stages
 from fedif_flower.valuation import Validation
 
 logger = logging.getLogger(__name__)
-
-
-class _Memory(NamedTuple):
-    """What parts of a strategy remembered before a round, by their names."""
-
-    server_round: int = 0
-    states: Mapping[str, Any] = {}
 
 
 class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
@@ -162,7 +161,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
-        self._before_round = _Memory()
+        self._memory = RoundMemory()
         self._key = object()  # By which stages and rules know whose rounds they remember.
 
     # -- what a strategy says of itself
@@ -213,16 +212,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def forget_given_up(self) -> None:
         """Forget what was learned in a round that an error ended, before it was complete."""
         super().forget_given_up()
-        given_up = self._before_round.server_round
-        if given_up > self.completed_rounds:
-            self.restore(given_up, self.learned())
-
-    def restore(self, server_round: int, parts: Mapping[str, Stateful]) -> None:
-        """Let parts, by their names, remember what they did before a round, the last that was."""
-        if self._before_round.server_round != server_round:
-            return
-        for name, part in parts.items():
-            part.load_state_dict(self._before_round.states[name])
+        self._memory.forget_after(self.completed_rounds, self.learned())
 
     @property
     def weight_scores(self) -> dict[str, float]:
@@ -244,7 +234,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Draw the round's members, and return the messages that send them the model."""
         if self.fraction_train == 0.0:
             return []
-        self._before_round = _Memory()  # The round before is complete.
+        self._memory.clear()
         # What cannot be averaged is refused right here. A model that was taken back stays so.
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
@@ -324,13 +314,16 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         come out of a stage, the rule, or a user's model or loss. Weight scores, and what stages
         remember, are then as before.
         """
-        states = {name: part.state_dict() for name, part in self.learned().items()}
-        self._before_round = _Memory(updates.server_round, states)
-        with ExitStack() as stack:
-            stack.enter_context(self.stages.unless_it_fails())
-            if self.ledger is not None:
-                stack.enter_context(self.ledger.unless_it_fails(updates.client_ids))
+        learned = self.learned()
+        self._memory.keep(updates.server_round, learned)
+        try:
             return self._aggregate(updates)
+        except Exception as error:
+            self._memory.forget_after(self.completed_rounds, learned)
+            if isinstance(error, OutOfRangeError) and self.stages.optimizer is not None:
+                # What it carries on may be why: all later rounds would fail alike.
+                self.stages.optimizer.restart()
+            raise
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         staged = self.stages.before(updates)

@@ -18,6 +18,11 @@ from fedif_flower.round import ModelVectors
 from fedif_flower.stages import Stages
 from fedif_flower.valuation import Validation
 
+
+class OutOfRangeError(ValuationError):
+    """A model has values beyond the range of the type in which clients receive it."""
+
+
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 NO_STAGES = Stages()
@@ -240,10 +245,9 @@ class GlobalModel:
         return self.layout.to_arrays(vectors) == self.record
 
     def require_range(self, vectors: ModelVectors) -> None:
-        """Raise ValuationError where clients could not be sent what a round leads to.
+        """Raise OutOfRangeError where clients could not be sent what a round leads to.
 
-        In half precision it may be infinite, though the vectors are not. What a server optimizer
-        carries on may be why: it begins anew, or all later rounds would fail alike.
+        In half precision it may be infinite, though the vectors are not.
         """
         if self._proven is None or not self.layout.narrows:
             return  # Who aggregates without a run sends nobody a model.
@@ -253,9 +257,7 @@ class GlobalModel:
         try:
             self.layout.to_vectors(self.layout.to_arrays(vectors))
         except ReplyError as error:
-            if self._optimizer is not None:
-                self._optimizer.restart()
-            raise ValuationError(f"the aggregated model is not finite: {error}") from error
+            raise OutOfRangeError(f"the aggregated model is not finite: {error}") from error
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move on to a round's result; the model before it has proved to work."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -66,7 +65,6 @@ class Clip(Stage):
     ) -> Tensor:
         """Return what to multiply updates of squared lengths ``[m]`` by, and remember these."""
         oldest = server_round - ROUNDS_REMEMBERED
-        # A new mapping: who takes a failed round back still has the old one.
         self._seen = {
             client_id: (last_round, length)
             for client_id, (last_round, length) in self._seen.items()
@@ -77,16 +75,6 @@ class Clip(Stage):
             self._seen[client_id] = (server_round, norm)
         lengths = torch.tensor([length for _, length in self._seen.values()], dtype=torch.float64)
         return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
-
-    @contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Forget the lengths of a round that fails: those from a broken model are not usual."""
-        before = self._seen
-        try:
-            yield
-        except Exception:
-            self._seen = before
-            raise
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""

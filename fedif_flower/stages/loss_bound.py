@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -116,16 +115,6 @@ class LossBound(Stage):
             self._least_before = self._least
             self._least = min(self._least, best.loss)
         return best.step
-
-    @contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Forget the losses of a round that fails, the one at the start among them."""
-        before = self._first, self._least, self._least_before, self._held
-        try:
-            yield
-        except Exception:
-            self._first, self._least, self._least_before, self._held = before
-            raise
 
     def take_back(self) -> None:
         """Forget the loss of a model that is taken back."""

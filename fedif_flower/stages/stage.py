@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -71,9 +71,9 @@ class Proposal:
 class Stage(CheckedFields):
     """Does nothing to a round; a stage overrides what it needs, in the order of a round.
 
-    What a stage remembers of earlier rounds belongs into :meth:`state_dict`; one that remembers is
-    for one strategy. Of one that is a dataclass, fields declared as settings are checked (see
-    :mod:`fedif_flower.constructors`).
+    What a stage remembers of earlier rounds belongs into :meth:`state_dict`, by which it also
+    forgets a round that fails; one that remembers is for one strategy. Of one that is a dataclass,
+    fields declared as settings are checked (see :mod:`fedif_flower.constructors`).
     """
 
     max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
@@ -121,11 +121,6 @@ class Stage(CheckedFields):
         It is what ``proposal.move`` returned for some coefficients; otherwise the round fails.
         """
         return proposal.move(proposal.coefficients)
-
-    @contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Keep what a round leaves in this stage's memory only if no error is raised meanwhile."""
-        yield
 
     def take_back(self) -> None:
         """Be told that the model goes back to the one before the last step."""
@@ -515,14 +510,6 @@ class Stages:
             rescaling=step.rescaling,
         )
         return vectors, aggregation
-
-    @contextmanager
-    def unless_it_fails(self) -> Iterator[None]:
-        """Let no stage remember a round in which an error is raised meanwhile."""
-        with ExitStack() as stack:
-            for stage in self:
-                stack.enter_context(stage.unless_it_fails())
-            yield
 
     def take_back(self) -> None:
         """Tell every stage that the model goes back to the one before the last step."""

@@ -8,7 +8,7 @@ from typing import Unpack
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.rule import Rule, Stateful
 from fedif_flower.server.setup import BaseArguments, naming
@@ -82,15 +82,6 @@ class RobustRule(ScreenedStrategy):
         super().take_back()
         if hasattr(self.rule, "take_back"):
             self.rule.take_back()
-
-    def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
-        """Do what the base does; a round that fails leaves the rule's memory as it was."""
-        try:
-            return super().aggregate(updates)
-        except Exception:
-            if isinstance(self.rule, Stateful):
-                self.restore(updates.server_round, {"rule": self.rule})
-            raise
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return what the rule makes of a round: weights, or a step ``[d]``."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -223,16 +222,6 @@ class ScoreLedger(CheckedFields):
         sums = np.nan_to_num(self._clients.read(client_ids, "accumulative")) + values
         self._clients.write(client_ids, accumulative=sums)
         return torch.from_numpy(sums)
-
-    @contextmanager
-    def unless_it_fails(self, client_ids: Sequence[int]) -> Iterator[None]:
-        """Keep what is done to these clients' rows meanwhile only if no error is raised."""
-        before = {name: self._clients.read(client_ids, name) for name in _COLUMNS}
-        try:
-            yield
-        except Exception:
-            self._clients.write(client_ids, **before)
-            raise
 
     def weights(self, client_ids: Sequence[int]) -> Tensor:
         r"""Return the participants' aggregation weights.

@@ -37,6 +37,7 @@ from fedif_flower.stages import (
     Stage,
     Stages,
 )
+from fedif_flower.strategies import RobustRule
 from fedif_flower.valuation import Validation
 from tests.rounds import a_round
 from tests.server.hostile import alike
@@ -204,12 +205,12 @@ def test_the_lengths_of_a_round_that_fails_are_not_remembered():
     clip.factors(1, [1, 2, 3], squares(1, 1, 1))
     before = clip.state_dict()
 
-    def diverge() -> None:
-        clip.factors(2, [1, 2, 3], squares(1e6, 1e6, 1e6))
-        raise ValuationError("the round fails")
+    def diverge(updates: RoundUpdates) -> Tensor:
+        raise ValuationError(f"round {updates.server_round} fails")
 
-    with pytest.raises(ValuationError), Stages([clip]).unless_it_fails():
-        diverge()
+    strategy = RobustRule(diverge, stages=[clip], fraction_evaluate=0.0)
+    with pytest.raises(ValuationError, match="round 2 fails"):
+        strategy.aggregate(a_round(torch.full((3, 1), 1e6), server_round=2))
     assert clip.state_dict() == before
     # Beside 1e6 as the usual length, 8 would be short.
     assert clip.factors(3, [4], squares(8)).tolist() == pytest.approx([2 / 8])
@@ -268,8 +269,9 @@ def test_a_bound_holds_after_a_first_round_that_failed():
 
     bound = LossBound(held_out(near_alone), descent_steps=0)
     stages = Stages([bound])
-    with pytest.raises(ValuationError, match="no step"), stages.unless_it_fails():
-        settle(stages, 0.0, -1e9)
+    strategy = FedAvg(stages=[bound], fraction_evaluate=0.0)
+    with pytest.raises(ValuationError, match="no step"):
+        strategy.aggregate(a_round(torch.tensor([[-1e9]])))
     assert bound.remark() == ""
     # 3.3 is the most that it may lose: a sixteenth of the step loses 4.
     assert led_to(stages, 0.0, -16.0, server_round=2) == -1.0
