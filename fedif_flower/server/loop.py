@@ -9,7 +9,6 @@ round.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Unpack
@@ -26,7 +25,6 @@ from fedif_flower.errors import (
     DivergedError,
     FedIFError,
     TrainingFailedError,
-    require,
 )
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.arrays import is_statistic
@@ -41,9 +39,10 @@ from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import enumerated, printable
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, share_of
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
+from fedif_flower.server.drawing import number_drawn, require_nodes
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.memory import RoundMemory
 from fedif_flower.server.model import (
@@ -53,7 +52,7 @@ from fedif_flower.server.model import (
     require_record,
     require_shapes,
 )
-from fedif_flower.server.nodes import most_nodes, require_enough, sample_clients
+from fedif_flower.server.nodes import sample_clients
 from fedif_flower.server.noise import (
     NoiseWrapper,
     calling_wrapper,
@@ -350,7 +349,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         awaited = needed
         key = "min_train_nodes"
         if not (self._has_asked or self.completed_rounds):
-            self._require_nodes(grid)
+            draws_by_itself = type(self).select is not ScreenedStrategy.select
+            require_nodes(self, grid, draws_by_itself=draws_by_itself)
             # Before the first round more may be waited for.
             if self.min_available_nodes > needed:
                 awaited = self.min_available_nodes
@@ -358,32 +358,6 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return self.roster.call(
             grid, server_round, least=needed, awaited=awaited, key=key, at_work=earlier
         )
-
-    def _require_nodes(self, grid: Grid) -> None:
-        """Raise ConfigError where a grid can never have the nodes that rounds need."""
-        require_enough(grid, self.min_train_nodes, "min_train_nodes")
-        require_enough(grid, self.min_available_nodes, "min_available_nodes")
-        require_enough(grid, self.setup.min_valid_replies, "min_valid_replies")
-        if self.fraction_evaluate:
-            require_enough(grid, self.min_evaluate_nodes, "min_evaluate_nodes")
-        self._require_enough_drawn(most_nodes(grid))
-
-    def _require_enough_drawn(self, most: float) -> None:
-        """Raise ConfigError where fewer members are drawn of ``most`` than a round needs replies.
-
-        What comes late may make up for it, and a subclass may draw as many as it likes.
-        """
-        draws_by_itself = type(self).select is not ScreenedStrategy.select
-        if draws_by_itself or self.setup.pace.late_rounds or math.isinf(most):
-            return
-        drawn = self._number_drawn(int(most))
-        needed = self.setup.min_valid_replies
-        allowed = (
-            f"at most {drawn}, as many as fraction_train = {self.fraction_train:g} and "
-            f"min_train_nodes = {self.min_train_nodes} draw of {most:g} nodes"
-        )
-        require(needed <= drawn, "min_valid_replies", needed, allowed)
-        self.require_updates(drawn, allowed)
 
     def require_updates(self, most: int, allowed: str) -> int:
         """Return how many updates are weighed of at most so many that come in a round.
@@ -402,14 +376,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         probabilities: NDArray[np.float64] | None = None,
     ) -> list[ClientNode]:
         """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
-        size = self._number_drawn(max(len(self.online), len(nodes)))
+        size = number_drawn(self, max(len(self.online), len(nodes)))
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
-
-    def _number_drawn(self, num_online: int) -> int:
-        """Return how many are drawn of the nodes online, where so many may be."""
-        out_of = round(self.setup.pace.ask_more * num_online)
-        return share_of(out_of, self.fraction_train, max(self.min_train_nodes, 1))
 
     def _close_when_answered(
         self, num_members: int, earlier: Mapping[int, Asked], grid: Grid
