@@ -86,8 +86,9 @@ def swap_contributions(run: RunFolder) -> str:
     def swapped(rows):
         own = {row["client_id"]: row for row in rows if row["round"] == "2"}
         ada, cyd = dict(own["1000"]), dict(own["1002"])
-        for name in ("contribution", "credited"):
-            own["1000"][name], own["1002"][name] = cyd[name], ada[name]
+        for name in ada:
+            if name.startswith(("contribution", "credited")):
+                own["1000"][name], own["1002"][name] = cyd[name], ada[name]
         return rows
 
     rewrite(run.attribution, swapped)
