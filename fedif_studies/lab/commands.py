@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from fedif_flower.cli import cli, end_by_a_line, require_directories
+from fedif_flower.errors import require
 
 Jobs = Annotated[
     int,
@@ -68,6 +69,7 @@ def compare(
 ) -> None:
     """Put runs beside each other: what differs in their settings, and what came of it."""
     require_directories(run_dirs)
+    require(len(run_dirs) > 1, "run_dirs", len(run_dirs), "two or more runs' folders")
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
     from fedif_studies.lab.comparison import direction, names_of, other_origins, varying
@@ -78,22 +80,27 @@ def compare(
 
     runs = [load(run_dir) for run_dir in run_dirs]
     table = beside(runs)
-    picture = output_dir / "accuracy.png"
+    curves = output_dir / "accuracy.png"
+    differences = output_dir / "differences.png"
+    for earlier in (curves, differences):  # Of other runs.
+        earlier.unlink(missing_ok=True)
     series = {}
     for name, run_dir in zip(names_of(runs), run_dirs, strict=True):
         measurement = read_measurement(run_dir)
         if measurement is not None:
             series[name] = [measurement]
-    plot_curves(series, picture, table.title)
-    pictures, more = [picture], []
+    pictures = []
+    if plot_curves(series, curves, table.title):
+        pictures.append(curves)
+    more = []
     measurements = [measurement for [measurement] in series.values()]
     remarks = [*direction(measurements), *last_ten_remarks(measurements)]
     remarks += other_origins(measurements)
     paired = pair_runs(measurements, varying(measurements))
     if paired is not None:
         remarks += paired_remarks(paired)
-        pictures.append(output_dir / "differences.png")
-        plot_pairs(paired, pictures[-1])
+        plot_pairs(paired, differences)
+        pictures.append(differences)
         more.append(paired_table(paired))
     write_table(table, output_dir, Console(), remarks, pictures, more)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from fedif_studies.lab.panels import axes_of, plot_sweep, roles_of
 from fedif_studies.lab.table import MeanStd, write_table
 from fedif_studies.rows import add_rows
 
+_CLIPPING = "update-clipping"
+
 
 def compare(runs: Sequence[Run]) -> ResultTable:
     """Return complete runs beside each other: the settings that differ, and what came of them.
@@ -52,9 +54,8 @@ def compare(runs: Sequence[Run]) -> ResultTable:
     seeds = [measurement.config.get("seed", "") for measurement in measurements]
     if len(set(seeds)) > 1:
         columns["seed"] = [str(seed) for seed in seeds]
-    bounds = [_bounds(measurement.config) for measurement in measurements]
-    if len(set(bounds)) > 1:
-        columns["bounds"] = bounds
+    if len({_bounds(measurement.config) for measurement in measurements}) > 1:
+        columns["bounds"] = [_bounds_and_whose(measurement.config) for measurement in measurements]
     lines = []
     for index, (name, measurement) in enumerate(zip(names_of(runs), measurements, strict=True)):
         differing = [values[index] for values in columns.values()]
@@ -100,18 +101,38 @@ def names_of(runs: Sequence[Run]) -> list[str]:
 
 
 def _bounds(settings: Mapping[str, Any]) -> str:
-    """Return the bounds that a run had on its updates, and whether they are its strategy's own."""
+    """Return the bounds that a run had on its updates."""
     if STAGES_KEY in settings:  # Of an app of its own.
         return str(settings[STAGES_KEY])
     strategy = str(settings["strategy"])
-    clipping = float(settings.get("update-clipping", 0.0))
-    stages = list(map(repr, configured_bounds(strategy, clipping)))
+    stages = list(map(repr, configured_bounds(strategy, _clipping(settings))))
     if strategy == RULE and settings["rule.bounds"] != "none":
-        return " + ".join([f"rule.bounds = {settings['rule.bounds']}", *stages])
-    words = " + ".join(stages) or "none"
-    if clipping == default_clipping(strategy):
+        stages.insert(0, f"rule.bounds = {settings['rule.bounds']}")
+    return " + ".join(stages) or "none"
+
+
+def _bounds_and_whose(settings: Mapping[str, Any]) -> str:
+    """Return the bounds that a run had, and whether they came with its strategy."""
+    words = _bounds(settings)
+    strategy = str(settings.get("strategy", ""))
+    if STAGES_KEY in settings or (strategy == RULE and settings["rule.bounds"] != "none"):
+        return words
+    if _clipping(settings) == default_clipping(strategy):
         words += ", by default"
     return words
+
+
+def _clipping(settings: Mapping[str, Any]) -> float:
+    return float(settings.get(_CLIPPING, 0.0))
+
+
+def _have_other_bounds(measurements: Iterable[Measurement], axes: Collection[str]) -> bool:
+    """Tell whether runs differ in their bounds by more than the axes say."""
+    bounds: dict[float | None, set[str]] = {}
+    for measurement in measurements:
+        said = _clipping(measurement.config) if _CLIPPING in axes else None
+        bounds.setdefault(said, set()).add(_bounds(measurement.config))
+    return any(len(different) > 1 for different in bounds.values())
 
 
 def report_sweep(
@@ -123,6 +144,8 @@ def report_sweep(
     more_remarks: Sequence[str] = (),
 ) -> None:
     """Write and print a line per combination of the settings that differ.
+
+    A column names the bounds on updates where strategies bring other ones: a lead may be theirs.
 
     Parameters
     ----------
@@ -146,12 +169,18 @@ def report_sweep(
         combinations.setdefault(values, []).append(measurement)
     metrics = list(dict.fromkeys(measurement.metric for measurement in measurements))
     names_metric = len(metrics) > 1
+    names_bounds = _have_other_bounds(measurements, axes)
     lines = []
     rows = []
     for values, of_seeds in combinations.items():
         labels = [str(value) for value in values]
-        named = [of_seeds[0].metric] if names_metric else []
-        lines.append([*labels, *named, str(len(of_seeds)), *_figures(of_seeds)])
+        first = of_seeds[0]
+        line = list(labels)
+        if names_bounds:
+            line.append(_bounds_and_whose(first.config))
+        if names_metric:
+            line.append(first.metric)
+        lines.append([*line, str(len(of_seeds)), *_figures(of_seeds)])
         # A row has no paths; where they are an axis, they tell it from others.
         place = dict(zip(axes, labels, strict=True))
         rows += [{**to_row(measurement), **_paths_of(place)} for measurement in of_seeds]
@@ -160,6 +189,8 @@ def report_sweep(
     about = " ".join(dict.fromkeys(map(_about, measurements)))
     label_columns = list(axes)
     remarks = [about]
+    if names_bounds:
+        label_columns.append("bounds")
     if names_metric:
         label_columns.append("metric")
         remarks.append(f"The pictures show {metrics[0]} alone.")

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run import palette, plots
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
@@ -170,7 +171,7 @@ def with_own_metric(run_dir: Path, settings: dict[str, object], errors: list[flo
 
 def test_a_sweep_shows_a_task_s_first_metric_in_the_place_of_accuracy(tmp_path, drawn):
     for strategy, errors in (("fedavg", [0.4, 0.2, 0.3]), ("fedif", [0.4, 0.1, 0.4])):
-        own = {"strategy": strategy, "num-server-rounds": 3}
+        own = {"strategy": strategy, "num-server-rounds": 3, "update-clipping": 0.0}
         with_own_metric(tmp_path / "runs" / strategy, own, errors)
     runs = find_measurements([tmp_path / "runs"])
     report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"strategy"})
@@ -189,7 +190,7 @@ def test_a_sweep_shows_a_task_s_first_metric_in_the_place_of_accuracy(tmp_path, 
 
 
 def test_a_sweep_over_tasks_says_what_each_line_is_measured_by(tmp_path, drawn):
-    own = {"num-server-rounds": 1}
+    own = {"num-server-rounds": 1, "update-clipping": 0.0}
     write_result(tmp_path / "runs" / "a", {**own, "strategy": "fedavg"}, [0.5])
     with_own_metric(tmp_path / "runs" / "b", {**own, "strategy": "fedif"}, [0.25])
     runs = find_measurements([tmp_path / "runs"])
@@ -198,6 +199,20 @@ def test_a_sweep_over_tasks_says_what_each_line_is_measured_by(tmp_path, drawn):
     assert "| fedavg | accuracy | 1 | 50.00 | 50.00 | 50.00 | - |" in page
     assert "| fedif | balanced error | 1 | 0.25 | 0.25 | 0.25 | - |" in page
     assert "The pictures show accuracy alone." in page
+
+
+def test_a_sweep_says_which_strategies_bring_bounds_with_them(tmp_path):
+    """A lead may be theirs."""
+    for strategy in ("fedavg", "fedif"):
+        own = {"strategy": strategy, "num-server-rounds": 1}
+        write_result(tmp_path / "runs" / strategy, own, [0.5])
+    runs = find_measurements([tmp_path / "runs"])
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), {"strategy"})
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| strategy | bounds | seeds |" in page
+    assert "| fedavg | none, by default | 1 |" in page
+    bounds = "Clip(multiple=2.0) + LossBound(tolerance=0.1), by default"
+    assert f"| fedif | {bounds} | 1 |" in page
 
 
 def test_a_mean_auc_of_fewer_seeds_than_its_line_says_so(tmp_path):
@@ -285,6 +300,21 @@ def test_a_comparison_says_which_way_is_better_and_which_runs_are_in_no_differen
     assert "Test loss; lower is better." in page
     assert "| strategy = fedif | -0.5 | -0.5 | 0 of 1 |" in page
     assert "same settings and seed the last one counts in the differences; left out: 1." in page
+
+
+def test_one_run_is_no_comparison(tmp_path):
+    with pytest.raises(ConfigError, match="run_dirs = 1; allowed: two or more"):
+        compare(compared(tmp_path, RUNS[0]), tmp_path / "out")
+
+
+def test_a_comparison_leaves_no_picture_of_an_earlier_one(tmp_path):
+    out = tmp_path / "out"
+    folders = compared(tmp_path, *RUNS)
+    compare(folders, out)
+    assert (out / "differences.png").exists()
+    compare(folders[:2], out)  # Two seeds of one setting: no difference.
+    assert not (out / "differences.png").exists()
+    assert "differences.png" not in (out / "table.md").read_text()
 
 
 def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
