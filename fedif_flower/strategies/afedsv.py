@@ -52,8 +52,8 @@ class AFedSV(ScoredStrategy):
         fewer than two do, or fewer than rounds need. The authors' step is
         :math:`w_t = w_{t-1} + \sum_{i \in S_t} \frac{\Omega_i}{C \sum_{j=1}^K \Omega_j}
         (w_i - w_{t-1})`: ``sampling="independent"`` with ``Weighting(weight_scope="population")``.
-        For many clients: since two come at least, of three with C = 0.1 the weights of a round sum
-        to 6.79 in the mean.
+        It is meant for many clients: since at least two come, the weights of a round sum to 6.79 in
+        the mean where K = 3 and C = 0.1.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
