@@ -177,8 +177,6 @@ def _attribute(
     rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
     recorded_weights = _recorded_weights(records)
-    # A coefficient is then of several means, which the run did not keep.
-    is_mixed = settings.neighbour_mixing or settings.bucketing > 1
     by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
     for row in records.rounds:
         number = row.round
@@ -187,12 +185,9 @@ def _attribute(
         if step is not None:
             _require_received(records, model, step)
             _require_weighed(records, step, recorded_weights)
-            if not strategy.sets_lengths:
-                _require_no_rescaling(records, step)
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
-            if not is_mixed:
-                _require_shortened(records, step)
+            _require_lengths(records, step, settings, sets_lengths=strategy.sets_lengths)
             if not torch.equal(step.before.params, model.vectors.params):
                 model.advance(step.before)
         attribution.finish_last_round(number)
@@ -239,6 +234,18 @@ def _require_weighed(
                 f"{kept[1]:.6g} examples in {records.folder.updates.name}/, and others in "
                 f"{records.folder.clients.path.name}"
             )
+
+
+def _require_lengths(
+    records: RunRecords, step: Step, settings: RunConfig, *, sets_lengths: bool
+) -> None:
+    """Raise StatementError unless a round used updates at the lengths that it says."""
+    if not sets_lengths:
+        _require_no_rescaling(records, step)
+    # Of mixed updates a coefficient is of several means, which the run did not keep.
+    is_mixed = settings.neighbour_mixing or settings.bucketing > 1
+    if not is_mixed:
+        _require_shortened(records, step)
 
 
 def _require_no_rescaling(records: RunRecords, step: Step) -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.palette import BLUE, HONEST, MALICIOUS, VERMILLION, look
 from fedif_flower.run.rows import Line
+from fedif_flower.server.record import first_metric
 from fedif_flower.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ def _drawn_metric(rounds: Sequence[Line]) -> str:
             is_metric = split in ("test", "validation") and metric != "contradicted"
             if is_metric and value is not None:
                 measured.append(metric)
-    for metric in measured:
-        if metric not in ("accuracy", "loss"):
-            return metric
-    return "accuracy" if "accuracy" in measured else "loss"
+    return first_metric(measured) or "loss"
 
 
 def _points(rounds: Sequence[Line], column: str) -> list[tuple[int, float]]:

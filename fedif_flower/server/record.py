@@ -352,14 +352,28 @@ def headline(columns: Mapping[str, Any]) -> str:
 
     It is the first of the task's metrics, else the accuracy, else the loss.
     """
-    figures = {name: value for name, value in columns.items() if value not in (None, "")}
-    usual = ("test_accuracy", "test_loss")
-    metrics = [name for name in figures if name.startswith("test_") and name not in usual]
-    for name in (*metrics, *usual):
-        if name in figures:
-            form = ".1%" if name == "test_accuracy" else ".4g"
-            return f"{name.replace('_', ' ')} {format(float(figures[name]), form)}"
-    return ""
+    figures = {}
+    for name, value in columns.items():
+        split, _, metric = name.partition("_")
+        if split == "test" and metric and value not in (None, ""):
+            figures[metric] = float(value)
+    metric = first_metric(figures)
+    if not metric:
+        return ""
+    form = ".1%" if metric == "accuracy" else ".4g"
+    return f"test {metric.replace('_', ' ')} {format(figures[metric], form)}"
+
+
+def first_metric(metrics: Collection[str]) -> str:
+    """Return what is shown first: a metric of the task's own, else accuracy, else the loss.
+
+    Empty where there is none of them.
+    """
+    usual = ("accuracy", "loss")
+    for metric in metrics:
+        if metric not in usual:
+            return metric
+    return next((metric for metric in usual if metric in metrics), "")
 
 
 def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
