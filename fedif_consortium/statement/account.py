@@ -26,6 +26,7 @@ import numpy as np
 
 from fedif_consortium.statement.class_mix import ClassMix, class_mix, mix_intervals
 from fedif_consortium.statement.examined import read_examined
+from fedif_consortium.statement.from_round import records_from
 from fedif_consortium.statement.held_out import (
     HeldOutAccount,
     Standing,
@@ -260,7 +261,7 @@ def settle(
 
 def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
     """Return the rounds that count, and what members did in them."""
-    since = records.since(from_round)
+    since = records_from(records, from_round)
     left_out = left_out_rounds(since.rounds)
     used = since.without(left_out)
     draws = draws_of(used)

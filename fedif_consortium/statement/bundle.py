@@ -19,6 +19,8 @@ from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, publ
 from fedif_consortium.evidence.names import require_apart, require_names
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.consistency import require_consistent
+from fedif_consortium.statement.from_round import records_from
 from fedif_consortium.statement.held_out import require_payable
 from fedif_consortium.statement.luck import Between
 from fedif_consortium.statement.manifest import (
@@ -37,7 +39,7 @@ from fedif_consortium.statement.manifest import (
 from fedif_consortium.statement.member_account import Verdict
 from fedif_consortium.statement.member_facts import labels
 from fedif_consortium.statement.pages import made_with, render
-from fedif_consortium.statement.records import RunRecords, read_run, require_consistent
+from fedif_consortium.statement.records import RunRecords, read_run
 from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings, Ties
 from fedif_consortium.statement.undelivered import queue_pages
 from fedif_flower.errors import ConfigError, StatementError, require
@@ -222,7 +224,7 @@ def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[
     texts = {
         ACCOUNT: account_json(account),
         TABLE: account_csv(account),
-        **render(account, records.since(account.first_round), manifest),
+        **render(account, records_from(records, account.first_round), manifest),
     }
     return {name: text.encode() for name, text in texts.items()}
 

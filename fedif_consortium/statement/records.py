@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -34,10 +33,6 @@ from fedif_flower.run.folder import RunFolder, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
-ROUNDING = 1e-9  # Sums in another order, on another processor.
-SAME_LOSS = 1e-4  # Of it: one model's loss, measured twice.
-SIX_DIGITS = 1e-5  # Of a sum of contributions by block, which are written with six digits.
-CLASS_SLOPES = 0.01  # Of the largest sum by class: each class has a gradient of its own, rounded.
 USUAL = ("length", "weight", "borrowed", "opposed")
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "Part", "Reply")
@@ -271,44 +266,6 @@ class RunRecords:
             parts=tuple(part for part in self.parts if part.round not in rounds),
         )
 
-    def since(self, first_round: int) -> RunRecords:
-        """Return the records without the rounds before one; nobody who was in those is left out.
-
-        Raises
-        ------
-        ConfigError
-            If there is no such round, or it lies between a step and the round that took it back.
-        """
-        if first_round not in range(1, len(self.rounds) + 1):
-            raise ConfigError(f"from-round = {first_round}; allowed: 1 to {len(self.rounds)}")
-        self._require_whole_steps(first_round)
-        counted = replace(
-            self.without(range(first_round)),
-            replies=tuple(reply for reply in self.replies if reply.round >= first_round),
-            lines=[line for line in self.lines if line["round"] >= first_round],
-        )
-        try:
-            _require_bounded_credit(counted)
-        except StatementError as error:
-            raise ConfigError(f"from-round = {first_round}: {error}") from error
-        return counted
-
-    def _require_whole_steps(self, first_round: int) -> None:
-        """Raise ConfigError where a round counts, and the one whose step it took back does not."""
-        taken_back = self.taken_back
-        between: set[int] = set()
-        for later, earlier in taken_back.items():
-            between.update(range(earlier + 1, later + 1))
-        if first_round not in between:
-            return
-        allowed = [number for number in range(1, len(self.rounds) + 1) if number not in between]
-        before = max(number for number in allowed if number < first_round)
-        after = [number for number in allowed if number > first_round][:1]
-        raise ConfigError(
-            f"from-round = {first_round}: a step before it was taken back in this round or later, "
-            f"and both count, or neither; allowed: {' or '.join(map(str, [before, *after]))}"
-        )
-
 
 def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecords:
     """Read and check a run's records.
@@ -372,131 +329,6 @@ def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
     partitions |= {reply.client_id: reply.partition_id for reply in replies}
     in_order = sorted(partitions, key=lambda client_id: (partitions[client_id], client_id))
     return {client_id: partitions[client_id] for client_id in in_order}
-
-
-def require_consistent(records: RunRecords) -> None:
-    """Raise StatementError unless a run's tables fit together, as far as they decide what is paid.
-
-    No table was cut off; each round adds up, and so does what each member contributed by class and
-    by block; a round begins at the loss that the one before ended with; nobody is credited with
-    more than it contributed.
-    """
-    _require_whole_tables(records)
-    _require_sums(records)
-    _require_class_sums(records)
-    _require_block_sums(records)
-    _require_chained(records.rounds, records.folder.attributed_rounds.path.name)
-    _require_bounded_credit(records)
-
-
-def _require_whole_tables(records: RunRecords) -> None:
-    """Raise StatementError where a table ends before another one."""
-    run = records.folder
-    rounds = len(records.rounds)
-    last = max((part.round for part in records.parts), default=0)
-    rounds_counted = [line["round"] for line in records.lines]
-    if last > rounds or rounds_counted != list(range(rounds + 1)):
-        raise StatementError(
-            f"{run.attribution.path.name} ends with round {last}, "
-            f"{run.attributed_rounds.path.name} with {rounds}, {run.rounds.path.name} has "
-            f"{len(rounds_counted) - 1}: was one cut off?"
-        )
-    lines_of_round = Counter(reply.round for reply in records.replies)
-    for line in records.lines:
-        due = line["accepted"] + line["rejected"] + line["failed"] + line["late"]
-        if lines_of_round[line["round"]] != due:
-            raise StatementError(f"clients.csv has not {due} lines of round {line['round']}")
-
-
-def _require_sums(records: RunRecords) -> None:
-    """Raise StatementError where a round's contributions, or its fall, do not add up."""
-    contributed, _ = records.by_round
-    for row, of_members in zip(records.rounds, contributed, strict=True):
-        scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
-        off_members = abs(row.attributed - math.fsum(of_members))
-        off_fall = abs(row.decrease - row.attributed - row.remainder)
-        if max(off_members, off_fall) > 1e-6 * scale:
-            name = records.folder.attributed_rounds.path.name
-            raise StatementError(f"{name}: round {row.round} does not add up")
-
-
-def _require_class_sums(records: RunRecords) -> None:
-    """Raise StatementError where contributions by class do not add up to the contribution.
-
-    Whom another mix of classes would favour follows from them.
-    """
-    largest = defaultdict[int, float](float)  # By round.
-    for part in records.parts:
-        size = math.fsum(map(abs, part.by_class))
-        largest[part.round] = max(largest[part.round], size)
-    for part in records.parts:
-        allowed = CLASS_SLOPES * largest[part.round]
-        if part.by_class and _is_apart(part.by_class, part.contribution, allowed):
-            raise _not_adding_up(records, part, "class")
-
-
-def _require_block_sums(records: RunRecords) -> None:
-    """Raise StatementError where contributions by block do not add up to the contribution.
-
-    Intervals follow from them.
-    """
-    for counted in (records, *records.at_noise_ends()):
-        for part in counted.parts:
-            allowed = SIX_DIGITS * math.fsum(map(abs, part.by_block))
-            if part.by_block and _is_apart(part.by_block, part.contribution, allowed):
-                raise _not_adding_up(records, part, "block")
-
-
-def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
-    """Tell whether parts add up to something else than the whole, by more than is allowed."""
-    return abs(math.fsum(parts) - whole) > allowed + ROUNDING * abs(whole)
-
-
-def _not_adding_up(records: RunRecords, part: Part, split: str) -> StatementError:
-    name = records.folder.attribution.path.name
-    return StatementError(
-        f"{name}: in round {part.round} the contributions of client {part.client_id} by {split} do "
-        "not add up to its contribution"
-    )
-
-
-def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
-    """Raise StatementError unless falls are those between the losses, which lead on to each other.
-
-    Else a round could be given any fall and remainder that add up.
-    """
-    for row in rounds:
-        expected = row.loss_before - row.loss_after
-        if not math.isfinite(expected):
-            expected = 0.0
-        if not math.isclose(row.decrease, expected, rel_tol=ROUNDING, abs_tol=ROUNDING):
-            raise StatementError(
-                f"{name}: round {row.round} has a fall of {row.decrease:.6g}, its losses one of "
-                f"{expected:.6g}"
-            )
-    for before, row in pairwise(rounds):
-        both_diverged = not (math.isfinite(before.loss_after) or math.isfinite(row.loss_before))
-        is_same = math.isclose(before.loss_after, row.loss_before, rel_tol=SAME_LOSS)
-        if not is_same and not both_diverged:
-            raise StatementError(
-                f"{name}: round {row.round} begins at a loss of {row.loss_before:.6g}, but round "
-                f"{before.round} ended at {before.loss_after:.6g}: the table was changed, or the "
-                "model was changed between the two, as by a wrapper that adds noise"
-            )
-
-
-def _require_bounded_credit(records: RunRecords) -> None:
-    """Raise StatementError where a member is credited with more than it contributed.
-
-    That is over the whole run: a step that was taken back has both with the other sign.
-    """
-    for counted in (records, *records.at_noise_ends()):
-        contributed, credited = counted.by_round
-        beyond = (credited - contributed).sum(axis=0)
-        rounding = ROUNDING * np.abs(contributed).sum(axis=0)
-        for client_id in compress(records.members, beyond > rounding):
-            name = records.folder.attribution.path.name
-            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
 
 
 def _parse(

@@ -38,6 +38,7 @@ from fedif_consortium.statement.bundle import (
     parse_budget,
     read_account,
 )
+from fedif_consortium.statement.consistency import ROUNDING, require_consistent
 from fedif_consortium.statement.held_out import is_payable
 from fedif_consortium.statement.manifest import (
     ACCOUNT,
@@ -54,7 +55,7 @@ from fedif_consortium.statement.manifest import (
 )
 from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.pages import made_with
-from fedif_consortium.statement.records import ROUNDING, read_run, require_consistent
+from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import refused_as

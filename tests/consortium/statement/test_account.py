@@ -13,9 +13,10 @@ from scipy.stats import studentized_range, t
 
 from fedif_consortium.statement.account import decisive_row, settle
 from fedif_consortium.statement.bundle import account_json
+from fedif_consortium.statement.consistency import require_consistent
 from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
-from fedif_consortium.statement.records import read_run, require_consistent
+from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.shares import gain_shares, share_out
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
