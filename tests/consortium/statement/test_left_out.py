@@ -15,7 +15,8 @@ from client_app import app as client_app
 from fedif_consortium.parts import server_parts
 from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.bundle import make_statement
-from fedif_consortium.statement.records import RoundLoss, read_run, require_consistent
+from fedif_consortium.statement.consistency import require_consistent
+from fedif_consortium.statement.records import RoundLoss, read_run
 from fedif_consortium.statement.shares import MOST_REMAINDER, event_of, fall_of, left_out_rounds
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
