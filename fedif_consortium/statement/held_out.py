@@ -345,9 +345,12 @@ def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
     """
     apart = told_apart(standing.worth, [luck])
     paid = standing.paid()
-    return [
-        place for place in paid if not all(apart[place, other] for other in paid if other != place)
-    ]
+    alike = []
+    for place in paid:
+        others = [other for other in paid if other != place]
+        if not apart[place, others].all():
+            alike.append(place)
+    return alike
 
 
 def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list[int]:

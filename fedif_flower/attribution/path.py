@@ -31,9 +31,12 @@ class Quadrature(NamedTuple):
 
 def composite_simpson(parts: int) -> Quadrature:
     """Return Simpson's rule on [0, 1] in an even number of parts, >= 2: ``parts + 1`` nodes."""
-    inner = [4.0 if k % 2 else 2.0 for k in range(1, parts)]
-    weights = [weight / (3 * parts) for weight in (1.0, *inner, 1.0)]
-    return Quadrature(tuple(k / parts for k in range(parts + 1)), tuple(weights))
+    multiples = [1.0] * (parts + 1)  # 1, 4, 2, 4, ... 2, 4, 1
+    multiples[1:-1:2] = [4.0] * (parts // 2)
+    multiples[2:-1:2] = [2.0] * (parts // 2 - 1)
+    nodes = tuple(k / parts for k in range(parts + 1))
+    weights = tuple(multiple / (3 * parts) for multiple in multiples)
+    return Quadrature(nodes, weights)
 
 
 _GAUSS = math.sqrt(3.0) / 6.0

@@ -193,12 +193,17 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
 
     ``None`` where nobody has one, or some rounds are not split by blocks.
     """
-    clients = [client for attributed in rounds for client in attributed.clients]
-    if not weights or any(len(client.blocks) != len(weights) for client in clients):
+    num_blocks = len(weights)
+    if not num_blocks:
         return None
-    parts = ((c.client_id, c.contribution, c.credited, c.blocks) for c in clients)
-    ids = sorted({client.client_id for client in clients})
-    contributed, credited = block_sums(parts, ids, len(weights))
+    parts = []
+    for attributed in rounds:
+        for client in attributed.clients:
+            if len(client.blocks) != num_blocks:
+                return None
+            parts.append((client.client_id, client.contribution, client.credited, client.blocks))
+    client_ids = sorted({client_id for client_id, *_ in parts})
+    contributed, credited = block_sums(parts, client_ids, num_blocks)
     if not (credited.sum(axis=0) > 0).any():
         return None
     return float(share_half_widths(credited, contributed, np.array(weights)).max())

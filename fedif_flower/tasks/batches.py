@@ -169,12 +169,19 @@ def take_rows(batch: Any, rows: Tensor) -> Any:
     return _cut(batch, num_rows(batch), rows)
 
 
+def _rows_of(column: Tensor, rows: slice | Tensor) -> Tensor:
+    """Return the rows of a tensor, wherever the tensor of their places lies."""
+    if isinstance(rows, Tensor):
+        rows = rows.to(column.device)
+    return column[rows]
+
+
 def _cut(batch: Any, count: int | None, rows: slice | Tensor) -> Any:
     """Return the examples at ``rows`` of a batch of ``count``."""
 
     def cut(column: Any) -> Any:
         if isinstance(column, Tensor):
-            return column[rows.to(column.device) if isinstance(rows, Tensor) else rows]
+            return _rows_of(column, rows)
         places = range(len(column))[rows] if isinstance(rows, slice) else rows.tolist()
         items = [column[place] for place in places]
         return items if isinstance(column, list) else tuple(items)

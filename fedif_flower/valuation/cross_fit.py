@@ -67,11 +67,16 @@ def draw_folds(count: int, generator: torch.Generator) -> Folds:
     """Cut ``count`` examples into folds at random, whose sizes differ by one at most."""
     order = torch.randperm(count, generator=generator)
     folds = [order[fold::FOLDS] for fold in range(FOLDS)]
-    others = [torch.cat([*folds[:fold], *folds[fold + 1 :]]) for fold in range(FOLDS)]
-    fewest = min(len(rows) for rows in others)
-    training = [rows[:fewest] for rows in others]
-    most = max(len(rows) for rows in folds)
-    tested = [torch.cat([rows, rows[-1:].expand(most - len(rows))]) for rows in folds]
+    # The first fold is among the largest.
+    most_tested = len(folds[0])
+    fewest_trained = count - most_tested
+    training = []
+    tested = []
+    for fold, rows in enumerate(folds):
+        others = torch.cat(folds[:fold] + folds[fold + 1 :])
+        training.append(others[:fewest_trained])
+        repeated = rows[-1:].expand(most_tested - len(rows))
+        tested.append(torch.cat([rows, repeated]))
     return Folds(torch.stack(training), torch.stack(tested))
 
 

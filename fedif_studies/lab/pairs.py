@@ -99,18 +99,29 @@ def paired_remarks(paired: Paired) -> list[str]:
     return remarks
 
 
+def _seeds_of(paired: Paired) -> list[int]:
+    """Return every seed that a difference has, in order."""
+    seeds: set[int] = set()
+    for pairs in paired.others:
+        seeds.update(pairs.by_seed)
+    return sorted(seeds)
+
+
 def paired_table(paired: Paired) -> ResultTable:
     """Return a line for each combination of settings, with a column for each seed."""
-    seeds = sorted({seed for pairs in paired.others for seed in pairs.by_seed})
     form = "+.2f" if paired.metric == ACCURACY else "+.4g"
+    seeds = _seeds_of(paired)
+    heading = ["settings", *(f"seed {seed}" for seed in seeds), "mean", "higher in"]
     lines = []
     for pairs in paired.others:
-        shown = {seed: format(value, form) for seed, value in pairs.by_seed.items()}
-        line = [pairs.name, *(shown.get(seed, "-") for seed in seeds)]
-        above = sum(difference > 0 for difference in pairs.by_seed.values())
-        line += [format(pairs.mean, form), f"{above} of {len(pairs.by_seed)}"]
+        line = [pairs.name]
+        for seed in seeds:
+            is_paired = seed in pairs.by_seed
+            line.append(format(pairs.by_seed[seed], form) if is_paired else "-")
+        num_higher = sum(difference > 0 for difference in pairs.by_seed.values())
+        line.append(format(pairs.mean, form))
+        line.append(f"{num_higher} of {len(pairs.by_seed)}")
         lines.append(line)
-    heading = ["settings", *(f"seed {seed}" for seed in seeds), "mean", "higher in"]
     title = f"{paired.unit} beyond {paired.first}, mean of the last ten rounds"
     return ResultTable(title, heading, lines, num_labels=1)
 
@@ -128,16 +139,14 @@ def plot_pairs(paired: Paired, path: Path) -> None:
     figure = plots.new_figure(1.4 + 0.45 * len(paired.others))
     axes = figure.subplots()
     axes.axvline(0.0, color=BLACK, linewidth=0.9)
-    seeds = sorted({seed for pairs in paired.others for seed in pairs.by_seed})
-    for index, seed in enumerate(seeds):
+    for index, seed in enumerate(_seeds_of(paired)):
         places = [place for place, pairs in enumerate(paired.others) if seed in pairs.by_seed]
         values = [paired.others[place].by_seed[seed] for place in places]
         axes.plot(values, places, linestyle="none", label=f"seed {seed}", **look(index))
     for place, pairs in enumerate(paired.others):
         axes.vlines(pairs.mean, place - 0.3, place + 0.3, color=BLACK, linewidth=1.6)
-    axes.set_yticks(
-        range(len(paired.others)), [fill(pairs.name, _WIDTH) for pairs in paired.others]
-    )
+    names = [fill(pairs.name, _WIDTH) for pairs in paired.others]
+    axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(paired.others) - 0.5, -0.5)  # The first stands above.
     axes.set(xlabel=fill(f"{paired.unit} beyond {paired.first}", 2 * _WIDTH))
     plots.dress(axes)
