@@ -59,16 +59,27 @@ class RollCall:
         self._barred: dict[int, tuple[ClientNode, Presence]] = {}  # Online, but not to be asked.
         self._called_at: float | None = None
 
-    def go_on(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Know who of simulated members was kept away, by the lines of ``attendance.csv`` so far.
+    def go_on(self, lines: Iterable[Mapping[str, Any]], *, is_simulated: bool) -> None:
+        """Know what members were by the lines of ``attendance.csv`` so far: no change is no news.
 
-        Nobody tells that they are there: what kept one away would hold to the end of the run.
+        Nobody tells that simulated members are there: what kept one away would hold to the end of
+        the run.
         """
         for line in lines:
-            node = ClientNode(line["partition_id"], line["client_id"], is_simulated=True)
-            self._barred.pop(node.client_id, None)
-            if line["presence"] in ("paused", "not admitted"):
-                self._barred[node.client_id] = (node, line["presence"])
+            node = ClientNode(line["partition_id"], line["client_id"], is_simulated=is_simulated)
+            self._note(node, line["presence"])
+
+    def _note(self, node: ClientNode, presence: Presence) -> None:
+        """Take note of what a member is, as it was told already."""
+        self._barred.pop(node.client_id, None)
+        self._gone.discard(node.client_id)
+        if presence in ("paused", "not admitted"):
+            self._barred[node.client_id] = (node, presence)
+        elif presence == "there":
+            self._there[node.client_id] = node
+        else:
+            self._there.pop(node.client_id, None)
+            self._gone.add(node.client_id)
 
     def call(self, current: Round, directory: NodeDirectory) -> list[Change]:
         """Return what changed since the last call.

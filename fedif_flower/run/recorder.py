@@ -127,8 +127,8 @@ class RunRecorder(RunWriter):
         if self.run.checkpoint:
             for table in TABLES:
                 super()._add(table, self.run.checkpoint.lines.get(table, ()))
-            if is_simulated(self.run.grid):
-                self._roll.go_on(self.run.checkpoint.lines.get("attendance", ()))
+            attendance = self.run.checkpoint.lines.get("attendance", ())
+            self._roll.go_on(attendance, is_simulated=is_simulated(self.run.grid))
             # They are known from the checkpoint, but in no file yet.
             names = self.names
             self.names = {}

@@ -11,7 +11,7 @@ from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Status
 from fedif_flower.run import presence
 from fedif_flower.run.completeness import completeness
-from fedif_flower.run.presence import RollCall
+from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.report import turns_table
 from fedif_flower.run.rows import Line
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -178,10 +178,28 @@ def test_whoever_is_paused_as_a_run_stops_is_there_again_when_it_goes_on():
         (0, "there"),
     ]
     again = RollCall()
-    again.go_on(lines)
+    again.go_on(lines, is_simulated=True)
     current = Round(4, online=nodes, paused={2}, candidates=nodes[:2])
     told = [(change.node.client_id, change.presence) for change in again.call(current, known)]
     assert told == [(1, "there")]
+
+
+def test_a_run_that_goes_on_tells_of_real_members_what_is_new(roll):
+    """1000 was paused as it stopped, and 1001 offline; 1002 left and 1001 came meanwhile."""
+    roll.call()
+    roll.call(1001, paused=[1000])
+    told = {1000: ["there", "paused"], 1001: ["there", "offline"], 1002: ["there"]}
+    roll.roll = RollCall()
+    for client_id, words in told.items():
+        lines = [Change(NODES[client_id], word, None).line(1) for word in words]
+        roll.roll.go_on(lines, is_simulated=False)
+    roll.online = []
+    assert [(who, what) for who, what, _ in roll.call(1002)] == [
+        (1002, "offline"),
+        (1001, "there"),
+        (1000, "there"),
+    ]
+    assert roll.call(1002) == []
 
 
 def test_that_a_simulated_member_is_there_is_not_told():

@@ -74,8 +74,14 @@ def test_a_resumed_run_goes_on_without_nodes_that_do_not_come_back(tmp_path, mon
     run(config, kill_at=3)
     grid = LocalGrid(client_app, CLIENTS)
     grid.node_ids = [1000, 1001, 1002, 1004, 1005]
-    rows = read_rows(run(config, grid) / "clients.csv")
+    run_dir = run(config, grid)
+    rows = read_rows(run_dir / "clients.csv")
     assert {row["client_id"] for row in rows if row["round"] == "3"} == set(map(str, grid.node_ids))
+    # Of those that were there before and still are, nothing is told.
+    rows = read_rows(run_dir / "attendance.csv")
+    told = [(row["round"], row["client_id"], row["presence"]) for row in rows]
+    came = [("1", str(1000 + number), "there") for number in range(CLIENTS)]
+    assert told == [*came, ("3", "1003", "offline")]
     assert "5 of 6 nodes are online" in caplog.text
     assert "going on with those that are there" in caplog.text
 
