@@ -84,7 +84,10 @@ def temporary_sibling(path: Path) -> Path:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what :func:`temporary_sibling` named and a killed process left behind."""
+    """Remove what :func:`temporary_sibling` named and a killed process left behind.
+
+    The name of ``path`` may be a pattern, such as ``round-*``.
+    """
     for leftover in path.parent.glob(f".{path.name}.*"):
         if leftover.is_dir():
             shutil.rmtree(leftover)

@@ -78,6 +78,14 @@ def put_statement(folder: Path) -> Path:
     return folder / "statement"
 
 
+def test_what_a_killed_process_was_putting_there_goes_with_the_next_folder(tmp_path):
+    half = tmp_path / ".statement.0123abcd"
+    half.mkdir()
+    (half / "page").write_bytes(b"ha")
+    put_statement(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["statement"]
+
+
 def keep_attempt(folder: Path) -> Path:
     run = RunFolder(folder)
     run.rounds.begin()

@@ -32,6 +32,7 @@ from fedif_flower.foreign import parse_json, read_whole, regular
 from fedif_flower.messages.text import UNSHOWN, printable
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import (
+    remove_leftovers,
     set_aside,
     sync_directory,
     sync_folder,
@@ -338,6 +339,7 @@ def put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
     fresh = temporary_sibling(folder)
     try:
         with writing(folder):
+            remove_leftovers(folder)
             for name, data in content.items():
                 (fresh / name).parent.mkdir(parents=True, exist_ok=True)
                 (fresh / name).write_bytes(data)

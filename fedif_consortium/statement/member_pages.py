@@ -15,7 +15,7 @@ from fedif_flower.errors import FedIFError, ReplyError, StorageError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import printable
-from fedif_flower.storage import make_folder
+from fedif_flower.storage import make_folder, remove_leftovers
 
 MAX_STATEMENTS = 100
 UNWANTED = "this node has no statement-dir"
@@ -63,8 +63,8 @@ def read_answer(content: RecordDict) -> str:
 def write_statement(content: RecordDict, folder: Path) -> Path:
     """Write what a server sent into a new folder below ``folder``, and return its page's path.
 
-    The new folder is called after this host's clock. The server chooses no name, and nothing that
-    is there is replaced or removed: a folder with 100 statements takes no more.
+    The new folder is called after this host's clock. The server chooses no name, and no statement
+    that is there is replaced or removed: a folder with 100 statements takes no more.
 
     Raises
     ------
@@ -84,6 +84,7 @@ def write_statement(content: RecordDict, folder: Path) -> Path:
     if reason:
         raise ReplyError(reason)
     make_folder(folder)
+    remove_leftovers(folder / "statement-*")
     if len(list(folder.glob("statement-*"))) >= MAX_STATEMENTS:
         raise StorageError(f"{folder} holds {MAX_STATEMENTS} statements: move some away")
     target = folder / datetime.now(UTC).strftime("statement-%Y-%m-%d-%H%M%S-%f")

@@ -173,6 +173,7 @@ class CheckpointFolder:
 
     def begin(self) -> None:
         """Remove the checkpoints of an earlier run."""
+        self._remove_leftovers()
         for path in (*files_of_rounds(self.folder).values(), self.folder / JOURNAL):
             path.unlink(missing_ok=True)
 
@@ -186,10 +187,12 @@ class CheckpointFolder:
         """
         assert checkpoint.source is not None
         path, end = checkpoint.source
+        self._remove_leftovers()
         is_from_here = path.parent.resolve() == self.folder.resolve()
         for number, other in files_of_rounds(self.folder).items():
             if not is_from_here or number > checkpoint.server_round:
                 other.unlink()
+        self._remove_old()
         try:
             with writing(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -199,6 +202,11 @@ class CheckpointFolder:
                 self._last = checkpoint.server_round, end
         except StorageError as error:
             raise CheckpointError(str(error)) from error
+
+    def _remove_leftovers(self) -> None:
+        """Remove what a killed process was writing."""
+        for name in ("round-*", JOURNAL):
+            remove_leftovers(self.folder / name)
 
     def _checked(self, path: Path) -> Checkpoint:
         """Return the checkpoint in a file, which must have this run's settings."""

@@ -283,12 +283,16 @@ class RunFolder:
             remove_leftovers(path)
             if path not in stay:
                 path.unlink(missing_ok=True)
+        for path in (self.statement, self.undelivered.path, self.path / f"{_ATTEMPT}-*"):
+            remove_leftovers(path)
         self._remove_updates(after=last_round)
         set_aside(self.statement)
 
     def _remove_updates(self, after: int) -> None:
         """Remove the updates, and the signed replies, that were kept of rounds after one."""
         with writing(self.updates):
+            for kind in ("round-*", "sent-*"):
+                remove_leftovers(self.updates / kind)
             for path in self.updates.glob("*"):
                 match = _KEPT_FILE.fullmatch(path.name)
                 if match and int(match[1] or match[2]) > after:

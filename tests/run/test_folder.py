@@ -90,6 +90,20 @@ def test_results_are_those_that_are_there_in_their_order_and_nothing_else(tmp_pa
     assert {path.name for path in tmp_path.iterdir()} == {"own.log", "updates"}
 
 
+def test_what_killed_processes_were_writing_goes_as_a_run_begins(tmp_path):
+    folder = RunFolder(tmp_path)
+    half = ["attempt-1.0a1b2c3d/rounds.csv", "statement.0a1b2c3d/members/001.html"]
+    half += ["undelivered.json.0a1b2c3d", "state.json.0a1b2c3d", "model.pt.0a1b2c3d"]
+    places = [tmp_path / f".{name}" for name in half]
+    places += [folder.updates / f".{name}.0a1b2c3d" for name in ("round-000001.pt", "sent-000001")]
+    for path in (*places, folder.updates / ".notes.txt", folder.updates / "round-000001.pt"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    folder.begin(last_round=1)
+    assert {path.name for path in tmp_path.iterdir()} == {"updates"}
+    assert {path.name for path in folder.updates.iterdir()} == {".notes.txt", "round-000001.pt"}
+
+
 HOLD = """
 import sys, time
 from pathlib import Path

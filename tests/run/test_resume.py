@@ -411,6 +411,14 @@ def test_the_last_two_are_kept_and_leftovers_of_a_killed_process_removed(tmp_pat
     assert names(kept_checkpoints) == ["records.jsonl", "round-000020.pt", "round-1000000.pt"]
     kept_checkpoints.go_on(read_checkpoint(kept_checkpoints.folder / "round-000020.pt"))
     assert names(kept_checkpoints) == ["records.jsonl", "round-000020.pt"]
+    # Killed before the third last was removed, or as another one was written: both go.
+    for server_round in (18, 19):
+        path = kept_checkpoints.folder / f"round-{server_round:06d}.pt"
+        path.write_bytes(b"")
+    (kept_checkpoints.folder / ".round-000021.pt.0123abcd").write_bytes(b"half")
+    kept_checkpoints.go_on(read_checkpoint(kept_checkpoints.folder / "round-000020.pt"))
+    assert names(kept_checkpoints) == ["records.jsonl", "round-000019.pt", "round-000020.pt"]
+    (kept_checkpoints.folder / ".round-000021.pt.0123abcd").write_bytes(b"half")
     kept_checkpoints.begin()
     assert names(kept_checkpoints) == []
 

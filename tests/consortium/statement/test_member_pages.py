@@ -48,6 +48,8 @@ def send(content: RecordDict, **node_config: str):
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):
     folder = tmp_path / "statements"
+    # The node was killed as it kept another one.
+    (folder / ".statement-2026-01-01-000000-000000.0123abcd" / "members").mkdir(parents=True)
     for _ in range(2):
         assert send(delivery(*SENT.values()), **{"statement-dir": str(folder)}) == ""
     assert len(list(folder.iterdir())) == 2
