@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fedif_consortium.evidence.attempts import (
     ATTEMPTS_KEY,
     AUTO_NAME,
+    HOW_IT_BEGINS,
     NOT_COUNTED,
     Attempts,
     Ledger,
@@ -86,7 +87,7 @@ class Evidence(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
         settings = run.config.section(EvidenceSettings)
-        before = _folder_before(run)
+        before = run.folder_before
         ledger = Ledger(run.folder.path.parent)
         attempts: Attempts | None = None  # Of a simulation they are not counted.
         if not is_simulated(run.grid):
@@ -94,6 +95,8 @@ class Evidence(RunPart):
         chain = RoundChain()
         if settings.receipts and before is not None:
             chain = read_chain(before, run.run_id, attempts)
+            if chain.rounds and run.is_done:
+                _require_told_settings(run.config, before)
         witness = _witness(run, settings, attempts, chain)
         instructions: dict[str, Scalar] = {
             RECEIPTS_KEY: settings.receipts,
@@ -135,6 +138,26 @@ class Evidence(RunPart):
         return book
 
 
+def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
+    """Raise ConfigError for other settings than the last head binds, which is of the last round."""
+    told = before.config.read_if_there()
+    changed = {
+        key: value
+        for key, value in config.to_mapping().items()
+        if key not in HOW_IT_BEGINS and told.get(key, value) != value
+    }
+    if changed:
+        raise ConfigError(
+            f"{_shown(changed)}: every round is done, and members were told of other settings; "
+            f"allowed: {_shown({key: told[key] for key in changed})}"
+        )
+
+
+def _shown(settings: Mapping[str, Any]) -> str:
+    """Return settings as errors name them."""
+    return ", ".join(f"{key} = {value!r}" for key, value in settings.items())
+
+
 def _witness(
     run: RunContext, settings: EvidenceSettings, attempts: Attempts | None, chain: RoundChain
 ) -> ReplyWitness:
@@ -153,13 +176,6 @@ def _witness(
         digests=settings.receipts,
         keeps=run.config.section(UpdatesSettings).keep,
     )
-
-
-def _folder_before(run: RunContext) -> RunFolder | None:
-    """Return the folder of the attempt that a run goes on from."""
-    if run.checkpoint is None or run.checkpoint.source is None:
-        return None
-    return RunFolder(run.checkpoint.source[0].absolute().parents[1])
 
 
 def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> Attempts:

@@ -154,6 +154,18 @@ class RunContext:
         return self.checkpoint.server_round
 
     @property
+    def is_done(self) -> bool:
+        """Whether every round is behind it: what is left are the records of its end."""
+        return self.checkpoint is not None and self.done == self.config.num_server_rounds
+
+    @property
+    def folder_before(self) -> RunFolder | None:
+        """The folder of the attempt that it goes on from; ``None``: it begins anew."""
+        if self.checkpoint is None or self.checkpoint.source is None:
+            return None
+        return RunFolder(self.checkpoint.source[0].absolute().parents[1])
+
+    @property
     def instructions(self) -> ConfigRecord:
         """What clients are told beside the model."""
         return instructions(

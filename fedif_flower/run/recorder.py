@@ -102,6 +102,8 @@ class RunRecorder(RunWriter):
         stays: list[Path] = []
         for built in run.built:
             stays += built.stays
+        if run.is_done:  # Replaced at once: a kill between may not lose where results come from.
+            stays += [run.folder.config.path, run.folder.provenance.path]
         self._stays = stays
         # Lines that are in no checkpoint yet, by table.
         self._unsaved: dict[str, list[Line]] = {table: [] for table in TABLES}
@@ -139,14 +141,25 @@ class RunRecorder(RunWriter):
         return nullcontext()
 
     def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Write the run config, and hashes of all that the results come from."""
-        self.folder.config.write(self.config.to_mapping())
+        """Write the run config, and hashes of all that the results come from.
+
+        Where every round is done, they come from what they came from, whatever is installed now.
+        """
+        settings = self.config.to_mapping()
+        origin_before: dict[str, Any] = {}
+        before = self.run.folder_before
+        if self.run.is_done and before is not None:
+            origin_before = before.provenance.read_if_there()
+            known = before.config.read_if_there() or settings
+            settings = {key: value for key, value in settings.items() if key in known}
+        self.folder.config.write(settings)
         loaded = self.run.loaded
         held_out = tensors_in(loaded.validation_data)
         provenance = {
             "data_fingerprint": loaded.fingerprint,
             RUN_ID: self.run.run_id,
             **origin(self.config.digest(), held_out, self.run.modules),
+            **origin_before,
             **self.run.joined("provenance"),
         }
         self.folder.provenance.write(provenance)

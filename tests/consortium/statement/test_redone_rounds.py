@@ -10,7 +10,7 @@ import pytest
 from client_app import app as client_app
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError, StorageError
+from fedif_flower.errors import ConfigError, StatementError, StorageError
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import append_line
@@ -197,3 +197,48 @@ def test_the_last_rounds_are_known_to_those_who_took_part(
     state(copied, key)
     with pytest.raises(StatementError, match=words):
         verify(copied.path, receipts=held(undelivered, "ada"))
+
+
+def upgraded(monkeypatch) -> None:
+    """Let the package be another version from now on."""
+    monkeypatch.setattr("fedif_flower.run.provenance.package_hash", lambda: 64 * "0")
+
+
+def test_an_upgrade_after_the_last_round_changes_nothing_that_members_were_told(
+    tmp_path, key, monkeypatch
+):
+    """The server is killed before the statement is made, and its host upgraded meanwhile."""
+    settings = {"checkpoint_every": 1, "num_server_rounds": 2, "validation.vet": False}
+    run_dir = run(nodes(tmp_path), tmp_path, key, **settings)
+    before = RunFolder(run_dir).provenance.read()
+    upgraded(monkeypatch)
+    run_and_deliver(nodes(tmp_path), tmp_path, key, **settings, resume="auto")
+    after = RunFolder(run_dir).provenance.read()
+    assert after["code_sha256"] == before["code_sha256"]
+    assert len(after["attempts"]["attempts"]) == 2
+    verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
+
+
+def test_an_upgrade_before_a_round_is_bound_by_its_head(tmp_path, key, monkeypatch):
+    settings = {"checkpoint_every": 1, "num_server_rounds": 2, "validation.vet": False}
+    with pytest.raises(Killed):
+        run(nodes(tmp_path), tmp_path, key, killed_at(2), **settings)
+    before = RunFolder(tmp_path / "runs" / "run").provenance.read()
+    upgraded(monkeypatch)
+    run_dir = run_and_deliver(nodes(tmp_path), tmp_path, key, **settings, resume="auto")
+    assert RunFolder(run_dir).provenance.read()["code_sha256"] != before["code_sha256"]
+    verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
+
+
+def test_settings_do_not_change_after_the_last_round_that_could_bind_them(tmp_path, key):
+    settings = {"checkpoint_every": 1, "num_server_rounds": 2, "validation.vet": False}
+    run_dir = run(nodes(tmp_path), tmp_path, key, **settings)
+    others = {**settings, "least_participation": 0.25, "checkpoint_every": 2, "resume": "auto"}
+    words = (
+        "least-participation = 0.25, checkpoint-every = 2: every round is done, and members were "
+        "told of other settings; allowed: least-participation = 0.5, checkpoint-every = 1"
+    )
+    with pytest.raises(ConfigError, match=words):
+        run(nodes(tmp_path), tmp_path, key, **others)
+    run_and_deliver(nodes(tmp_path), tmp_path, key, **settings, resume="auto")
+    verify(run_dir, members=read_members(tmp_path / "keys"), receipts=held(tmp_path))
