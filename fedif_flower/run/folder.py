@@ -9,7 +9,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
 from io import BytesIO
@@ -514,8 +514,10 @@ def hold_directory(
     try:
         yield
     finally:
-        holder.unlink(missing_ok=True)
-        if is_new and list(run_dir.iterdir()) == [lock_path]:
-            lock_path.unlink()
-            run_dir.rmdir()
+        # Where the disk went read-only meanwhile, what the run itself could not write counts.
+        with suppress(OSError):
+            holder.unlink(missing_ok=True)
+            if is_new and list(run_dir.iterdir()) == [lock_path]:
+                lock_path.unlink()
+                run_dir.rmdir()
         lock.release()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,6 +125,21 @@ def test_the_holder_is_named_and_a_killed_one_lets_go(tmp_path):
         with pytest.raises(StorageError, match=named), hold_directory(tmp_path / "run"):
             pass
         holder.kill()
+    with hold_directory(tmp_path / "run"):
+        pass
+
+
+def test_a_folder_that_went_read_only_hides_no_error_and_is_let_go(tmp_path, monkeypatch):
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def write() -> None:
+        with hold_directory(tmp_path / "run"):
+            patch.setattr(Path, "unlink", refused)
+            raise StorageError("cannot write rounds.csv: Read-only file system")
+
+    with monkeypatch.context() as patch, pytest.raises(StorageError, match=r"write rounds\.csv"):
+        write()
     with hold_directory(tmp_path / "run"):
         pass
 
