@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -143,13 +144,14 @@ def _reach(figure: MeanStd) -> tuple[float, float]:
 
 
 def _write_column(drawing: Drawing, box: Box, column: Variant) -> None:
-    """Write a column's title above its panel: words, and below them numbers."""
-    words = [word for word in column.title.split() if word[0].isalpha() and word != "std"]
-    numbers = [word for word in column.title.split() if not word[0].isalpha()]
+    """Write a column's title above its panel: its attack, and below it how strong that is."""
+    words = column.title.split()
+    attack = list(itertools.takewhile(lambda word: word[0].isalpha(), words))
+    strength = words[len(attack) :]
     middle = box.left + box.width / 2
     size = drawing.size
-    drawing.text((middle, box.top - 1.75 * size), " ".join(words), anchor="middle")
-    drawing.text((middle, box.top - 0.5 * size), " ".join(numbers), anchor="middle")
+    drawing.text((middle, box.top - 1.75 * size), " ".join(attack), anchor="middle")
+    drawing.text((middle, box.top - 0.5 * size), " ".join(strength), anchor="middle")
 
 
 def _draw_points(

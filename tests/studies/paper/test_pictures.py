@@ -81,6 +81,17 @@ def test_a_higher_figure_stands_higher(measured):
     assert fedif < fedavg  # 63.60 and 62.52, from above.
 
 
+def test_a_panel_says_what_its_numbers_are(tmp_path):
+    table = TABLES["cifar10-gradient"]
+    for sheet in SHEETS:
+        text = accuracy_picture(table, cells_of(tmp_path, table.name)).draw(sheet)
+        assert text.count(">gradient noise</text>") == 4
+        assert ">0.5, std 0.05</text>" in text
+        assert ">0.7 (0.7, 0.8)</text>" in accuracy_picture(
+            TABLES["cifar10"], cells_of(tmp_path)
+        ).draw(sheet)
+
+
 def test_cells_with_other_pixels_are_no_points_and_are_said_to_be_there(measured, tmp_path):
     table = TABLES["cifar10"]
     earlier = tmp_path / "earlier"
