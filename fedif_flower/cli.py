@@ -163,7 +163,7 @@ def show(
     require_directories([run_dir])
     if of is not None and picture is None:
         raise ConfigError(f"of = {of!r}; allowed: with --picture, of which it says what is drawn")
-    from fedif_flower.run.report import print_summary
+    from fedif_flower.run.report import column_words, print_summary
     from fedif_flower.run.results import load
 
     console = Console()
@@ -171,7 +171,10 @@ def show(
         results = load(run_dir)
         if results.summary:
             print_summary(results.folder.path, console)
-        results.table(sort).print(console)
+        members = results.table(sort)
+        members.print(console)
+        if members.lines:
+            console.print(column_words(members.heading), soft_wrap=True, highlight=False)
         typer.echo(repr(results))
     if picture is not None:
         typer.echo(f"Picture: {results.plot(picture, of or 'members').absolute()}")

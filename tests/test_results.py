@@ -160,6 +160,35 @@ def test_the_commands(two, tmp_path, pictures):
     assert "| fedif |" in (tmp_path / "both" / "table.md").read_text()
 
 
+def test_show_says_what_its_columns_are(two):
+    """The weight is a sum: beside "weight of malicious clients" it would be taken for a share."""
+    shown = CliRunner().invoke(cli, ["show", str(two[0])], catch_exceptions=False).stdout
+    assert "Weight is the sum of the member's aggregation weights over its rounds." in shown
+
+
+def test_a_picture_says_whom_it_leaves_out_and_what_its_lines_are(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        "fedif_flower.run.results.save_figure", lambda figure, _: figures.append(figure)
+    )
+    rounds = [{client: client + extra for client in range(41)} for extra in (0, 1)]
+    run = load(make_run(tmp_path / "many", rounds))
+    run.plot(tmp_path / "many.png")
+    by_hand(tmp_path).plot(tmp_path / "few.png")
+    many, few = (figure.axes[0] for figure in figures)
+    assert many.get_title() == f"{run.title}\nthe first 40 of 41 members"
+    names = [text.get_text() for text in many.get_yticklabels()]
+    assert (names[0], names[-1], len(names)) == ("client 1", "client 40", 40)
+    assert few.get_title() == "fedif on digits"
+    assert few.get_xlabel() == "decrease of the validation loss; line: 95 %, other rounds"
+
+
+def test_a_picture_is_no_file_of_another_kind(two, tmp_path):
+    with pytest.raises(ConfigError, match=r"x\.svg'; allowed: a file \*\.png"):
+        load(two[0]).plot(tmp_path / "x.svg")
+    assert not (tmp_path / "x.svg").exists()
+
+
 def drawn_rounds(run: Run, path: Path, monkeypatch) -> Figure:
     figures = []
     monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))

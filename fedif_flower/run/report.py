@@ -61,7 +61,7 @@ def write_report(
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
     lines += _member_pictures(run)
     members = run.table()
-    words = _column_words(members.heading, Scoring.from_record(summary.get("scoring")))
+    words = column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
     lines += _completeness(run.completeness, is_finished=is_finished)
     write_atomically(run.folder.report, "\n".join(lines) + "\n")
@@ -322,8 +322,8 @@ def _drawn_rounds(members: Iterable[MemberTurns]) -> list[str]:
     return ["", *wrap(legend, 100), "", "```", *letters, "```"]
 
 
-def _column_words(columns: Sequence[str], scoring: Scoring | None) -> str:
-    """Return what the columns mean."""
+def column_words(columns: Sequence[str], scoring: Scoring | None = None) -> str:
+    """Return what the columns of members mean; with ``scoring`` also how scores come about."""
     score_words = ""
     if scoring:
         score_words = scoring.words()

@@ -51,7 +51,8 @@ class Member:
     accepted, refused, failed, away : int
         Its rounds, by what became of its reply.
     contribution : float, optional
-        In nats of validation loss, where the run attributed contributions.
+        By how much its updates lowered the validation loss (in nats for a cross-entropy), where the
+        run attributed contributions.
     low, high : float, optional
         The ends of its 95 % interval; :attr:`Run.interval` says what it is about.
     weight_score : float, optional
@@ -270,17 +271,19 @@ class Run:
         Parameters
         ----------
         path : str or Path
-            The PNG file.
+            The PNG file, ``*.png``.
         of : {"members", "rounds"}
-            What each member contributed, with its interval (else its weight score); or its
-            influence and its weight over the rounds.
+            What each member contributed, with its interval (else its weight score), of the 40
+            members who come first; or its influence and its weight over the rounds.
 
         Raises
         ------
         ConfigError
-            If the run has nothing of it.
+            If the run has nothing of it, or the path is that of another kind of file.
         """
         require(of in DRAWN, "of", of, ", ".join(DRAWN))
+        # Else a program that goes by the name would take the file for what it is not.
+        require(Path(path).suffix.lower() == ".png", "picture", str(path), "a file *.png")
         if of == "rounds":
             return self._plot_rounds(Path(path))
         return self._plot_members(Path(path))
@@ -312,17 +315,23 @@ class Run:
         shown = [member for member in self.members if getattr(member, column) is not None]
         if not shown:
             raise ConfigError(f"{self.name}: neither contributions nor weight scores to draw")
-        shown = shown[:_MOST_BARS]
+        title = self.title
+        if len(shown) > _MOST_BARS:
+            title += f"\nthe first {_MOST_BARS} of {len(shown)} members"
+            shown = shown[:_MOST_BARS]
         shown.reverse()  # Bars are drawn from below, and the first member is to be at the top.
         figure = new_figure(height=1.2 + 0.25 * len(shown))
         axes = figure.subplots()
         values = np.array([getattr(member, column) for member in shown])
-        bars = axes.barh(range(len(shown)), values, xerr=_error_bars(shown, values), color=HONEST)
+        reach = _error_bars(shown, values)
+        if reach is not None:
+            xlabel += f"; line: {self.interval}"
+        bars = axes.barh(range(len(shown)), values, xerr=reach, color=HONEST)
         for member, bar in zip(shown, bars, strict=True):
             if member.malicious:
                 bar.set(facecolor=MALICIOUS, edgecolor="white", hatch="//")
         axes.set_yticks(range(len(shown)), [_called_in_picture(member) for member in shown])
-        axes.set(xlabel=xlabel, title=self.title)
+        axes.set(xlabel=xlabel, title=title)
         dress(axes)
         save_figure(figure, path)
         return path
