@@ -157,7 +157,7 @@ def reason_against_shares(
     if not _adds_up(rounds):
         decrease = math.fsum(row.decrease for row in rounds)
         remainder = math.fsum(row.remainder for row in rounds)
-        part = f"{remainder:.3g} nats"
+        part = f"{remainder:.3g}"
         if decrease > 0:
             part = f"{abs(remainder) / decrease:.0%} of it"
         return (

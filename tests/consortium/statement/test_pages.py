@@ -73,6 +73,12 @@ def test_a_share_is_of_what_was_gained(tmp_path, key):
     assert "Share 12.5 % of what was gained; place 1 of 2" in text_of(pages["001.html"])
 
 
+def test_a_loss_is_in_nats_only_where_it_is_a_cross_entropy(pages):
+    for page in map(text_of, pages.values()):
+        condition = "in nats where that loss is a cross-entropy"
+        assert page.count("nats") == page.count(condition)
+
+
 def test_a_member_sees_itself_and_no_other_name(pages):
     for number, name in ((1, "hospital-2"), (3, "Klinikum")):
         page = pages[f"{number:03}.html"]

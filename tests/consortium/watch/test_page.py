@@ -73,6 +73,7 @@ def test_a_page_tells_how_the_run_is(run):
         "Graz answered 2 of 2 50.0 % +0.5 0.500",
     ):
         assert words in text
+    assert " nats" not in text  # The loss may be another than cross-entropy.
     assert ("a", {"href": "./report.md"}) in outline.tags
 
 
