@@ -47,6 +47,11 @@ class Paired(NamedTuple):
         """What the differences are in."""
         return "points" if self.metric == ACCURACY else self.metric
 
+    @property
+    def title(self) -> str:
+        """What the differences are."""
+        return f"{self.unit} beyond {self.first}, mean of the last ten rounds"
+
 
 def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paired | None:
     """Return differences in the mean of the last ten rounds, over the seeds that both have.
@@ -122,8 +127,7 @@ def paired_table(paired: Paired) -> ResultTable:
         line.append(format(pairs.mean, form))
         line.append(f"{num_higher} of {len(pairs.by_seed)}")
         lines.append(line)
-    title = f"{paired.unit} beyond {paired.first}, mean of the last ten rounds"
-    return ResultTable(title, heading, lines, num_labels=1)
+    return ResultTable(paired.title, heading, lines, num_labels=1)
 
 
 def plot_pairs(paired: Paired, path: Path) -> None:
@@ -148,7 +152,7 @@ def plot_pairs(paired: Paired, path: Path) -> None:
     names = [fill(pairs.name, _WIDTH) for pairs in paired.others]
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(paired.others) - 0.5, -0.5)  # The first stands above.
-    axes.set(xlabel=fill(f"{paired.unit} beyond {paired.first}", 2 * _WIDTH))
+    axes.set(xlabel=fill(f"{paired.title}; bar: mean over seeds", 2 * _WIDTH))
     plots.dress(axes)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")
     make_folder(path.parent)

@@ -17,7 +17,7 @@ from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
 from fedif_studies.lab.comparison import report_sweep, varying
 from fedif_studies.lab.measurements import find_measurements, read_measurement
-from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table
+from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
 from fedif_studies.lab.panels import ROUND, Roles, axes_of, points_of, roles_of
 from tests.studies.lab.small import write_result
 
@@ -236,6 +236,17 @@ def test_values_of_an_axis_stand_in_order_where_they_are_numbers(swept):
         "attack": ("label-noise", "sign-flip"),
         "malicious-fraction": (0.1, 0.2, 0.3),
     }
+
+
+def test_a_picture_of_differences_says_of_what_they_are(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "save_figure", lambda figure, _: figures.append(figure))
+    measurements = [read_measurement(folder) for folder in compared(tmp_path, *RUNS)]
+    plot_pairs(pair_runs(measurements, ["strategy"]), tmp_path / "differences.png")
+    (axes,) = figures[0].axes
+    assert axes.get_xlabel().replace("\n", " ") == (
+        "points beyond strategy = fedavg, mean of the last ten rounds; bar: mean over seeds"
+    )
 
 
 def compared(tmp_path, *runs: tuple[str, int, float]) -> list[Path]:
