@@ -188,6 +188,10 @@ def _names(text: str, of_arena: Iterable[str], registered: Registry, option: str
     arena_names = list(of_arena)
     names = [name.strip() for name in text.split(",") if name.strip()] or arena_names
     for name in names:
+        if name == CLEAN and option == "attacks":
+            raise ConfigError(
+                f"attacks = {name!r}; allowed: attacks; a bout without one is always played"
+            )
         if name == CLEAN or (name not in arena_names and name not in registered):
             also = f"and the names of `fedif list`, {registered.also} among them"
             raise ConfigError(f"{option} = {name!r}; allowed: {', '.join(arena_names)}, {also}")

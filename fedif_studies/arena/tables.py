@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
@@ -17,6 +18,12 @@ Point = tuple[str, str]
 ByPoint = Mapping[Point, MeanStd]
 ByRule = Mapping[tuple[str, str], ByPoint]
 """By rule and bounds: a figure's mean and deviation over seeds under each attack."""
+_WORDS = MappingProxyType(
+    {
+        "accuracy": "test accuracy in the mean of the last ten rounds",
+        "attack-success": "a backdoor's success after the last round",
+    }
+)
 
 
 def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByRule:
@@ -53,7 +60,7 @@ def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
         line += [_extreme(accuracies, share, min, met[share]) for share in shares]
         line += [_extreme(successes, share, max, backdoors.get(share, set())) for share in shares]
         lines.append(line)
-    title = f"{data}: test accuracy and a backdoor's success, %"
+    title = f"{data}: {_WORDS['accuracy']}, and {_WORDS['attack-success']}, %"
     return ResultTable(title, heading, lines, num_labels=2)
 
 
@@ -95,7 +102,7 @@ def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> R
             line = (_condition(row),)
             column = f"{row['rule']}, {row['bounds']}"
             values.append((line, column, 100 * float(row[figure])))
-    title = f"{data}: {figure}, %"
+    title = f"{data}: {_WORDS[figure]}, %"
     return pivot(title, ["attack"], values, lambda of_seeds: MeanStd.of(of_seeds).shown(".1f"))
 
 
@@ -129,7 +136,8 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
         remarks = missing_bouts(rows, data)
         lines = {}
         for name, table in tables.items():
-            lines[name] = [*table.to_markdown(), *remarks]
+            shown = table.to_markdown() if table.lines else ["None of these attacks is a backdoor."]
+            lines[name] = [*shown, *remarks]
         put_tables(page, lines)
 
 

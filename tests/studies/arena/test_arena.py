@@ -190,13 +190,24 @@ def test_tables_go_between_a_page_s_marks(tmp_path):
     assert page.read_text() == first.replace("# Arena", "# Ours")
 
 
+def test_without_backdoors_the_page_says_so_and_has_room_for_them(tmp_path):
+    page = tmp_path / "arena.md"
+    write_tables(page, ROWS[:5])
+    assert "\nNone of these attacks is a backdoor.\n" in page.read_text()
+    write_tables(page, ROWS)
+    assert "| trigger, 20% | 100.0 | 25.0 |" in page.read_text()
+
+
 def test_a_data_set_that_comes_later_has_tables_on_the_page_too(tmp_path):
     page = tmp_path / "arena.md"
     write_tables(page, ROWS)
     others = [{**row, "data": "E"} for row in ROWS]
     write_tables(page, [*ROWS, *others])
     text = page.read_text()
-    assert text.count("## E: test accuracy and a backdoor's success, %") == 1
+    accuracy = "test accuracy in the mean of the last ten rounds"
+    success = "a backdoor's success after the last round"
+    assert text.count(f"## E: {accuracy}, and {success}, %") == 1
+    assert text.count(f"## E: {success}, %") == 1
     assert text.count("| B | none | 80.0 | 60.0, trigger | - | 25.0, trigger | - |") == 2
     # Of a page that somebody wrote, with some tables alone, it stays so.
     page.write_text("<!-- begin: D accuracy -->\n<!-- end: D accuracy -->\n")
