@@ -155,7 +155,7 @@ class Watched:
             self.rounds: list[Line] = read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
             self.last_round: int = self.rounds[-1]["round"] if self.rounds else 0
         self.last_sign = self.live.time
-        for path in (folder.rounds.path, folder.clients.path):
+        for path in (folder.config.path, folder.rounds.path, folder.clients.path):
             if path.exists():
                 self.last_sign = max(self.last_sign, path.stat().st_mtime)
 

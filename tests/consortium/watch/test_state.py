@@ -18,9 +18,9 @@ LARGE = 2**63 + 7  # A node id beyond signed numbers, which a float would round.
 
 def watched(folder: RunFolder, now: float = NOW) -> Watched:
     """Look at a run whose tables were written at the moment :data:`NOW`."""
-    for table in (folder.rounds, folder.clients):
-        if table.path.exists():
-            os.utime(table.path, (NOW, NOW))
+    for file in (folder.config, folder.rounds, folder.clients):
+        if file.path.exists():
+            os.utime(file.path, (NOW, NOW))
     return Watched(folder, now)
 
 
@@ -42,6 +42,17 @@ def test_how_a_run_is(tmp_path, live, summary, later, state):
     if summary is not None:
         folder.summary.write(summary)
     assert watched(folder, NOW + later).state == state
+
+
+@pytest.mark.parametrize(("later", "state"), [(SILENCE - 1, "running"), (SILENCE + 1, "stopped")])
+def test_a_run_that_wrote_nothing_but_its_settings_is_not_about_to_begin_for_ever(
+    tmp_path, later, state
+):
+    folder = RunFolder(tmp_path)
+    folder.config.write({"num-server-rounds": 10})
+    seen = watched(folder, NOW + later)
+    assert seen.state == state
+    assert seen.last_sign == NOW
 
 
 def test_the_end_is_estimated_by_the_last_rounds(tmp_path):
