@@ -70,6 +70,7 @@ def compare(
     """Put runs beside each other: what differs in their settings, and what came of it."""
     require_directories(run_dirs)
     require(len(run_dirs) > 1, "run_dirs", len(run_dirs), "two or more runs' folders")
+    from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
     from fedif_studies.lab.comparison import direction, names_of, other_origins, varying
@@ -78,6 +79,9 @@ def compare(
     from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
     from fedif_studies.lab.table import write_table
 
+    is_of_a_run = RunFolder(output_dir).rounds.path.exists()
+    allowed = "a folder of no run, whose report shows pictures of the same names"
+    require(not is_of_a_run, "output-dir", str(output_dir), allowed)
     runs = [load(run_dir) for run_dir in run_dirs]
     table = beside(runs)
     curves = output_dir / "accuracy.png"

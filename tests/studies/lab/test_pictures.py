@@ -318,6 +318,15 @@ def test_one_run_is_no_comparison(tmp_path):
         compare(compared(tmp_path, RUNS[0]), tmp_path / "out")
 
 
+def test_a_comparison_does_not_replace_the_picture_of_a_run(tmp_path):
+    folders = compared(tmp_path, *RUNS)
+    picture = folders[0] / "accuracy.png"
+    picture.write_bytes(b"of its report")
+    with pytest.raises(ConfigError, match=r"output-dir = '.*'; allowed: a folder of no run"):
+        compare(folders, folders[0])
+    assert picture.read_bytes() == b"of its report"
+
+
 def test_a_comparison_leaves_no_picture_of_an_earlier_one(tmp_path):
     out = tmp_path / "out"
     folders = compared(tmp_path, *RUNS)
