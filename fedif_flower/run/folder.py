@@ -345,6 +345,10 @@ class RunFolder:
         """Return what :meth:`keep_attempt` left here, as folders of their own."""
         return [RunFolder(path) for path in sorted(self.path.glob(f"{_ATTEMPT}-*"))]
 
+    def holds_run(self) -> bool:
+        """Tell whether a run has begun to write its tables here."""
+        return self.rounds.path.is_file()
+
     def is_put_aside(self) -> bool:
         """Tell whether it is what :meth:`keep_attempt` left in a run's folder: it counts no more.
 
@@ -352,7 +356,7 @@ class RunFolder:
         """
         if not re.fullmatch(rf"{_ATTEMPT}-\d+", self.path.name):
             return False
-        return RunFolder(self.path.parent).rounds.path.is_file()
+        return RunFolder(self.path.parent).holds_run()
 
     def _results_there(self) -> list[Path]:
         """Return the results that are there: files of the folder, then those of kept updates."""

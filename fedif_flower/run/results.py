@@ -106,7 +106,7 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.folder = RunFolder(path)
-        if not self.folder.rounds.path.is_file():
+        if not self.folder.holds_run():
             raise ConfigError(f"{str(path)!r} holds no run: there is no rounds.csv")
         self.config = self.folder.config.read_if_there()
         self.summary = self.folder.summary.read_if_there()

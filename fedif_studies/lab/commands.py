@@ -79,9 +79,9 @@ def compare(
     from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
     from fedif_studies.lab.table import write_table
 
-    is_of_a_run = RunFolder(output_dir).rounds.path.exists()
+    fits = not RunFolder(output_dir).holds_run()
     allowed = "a folder of no run, whose report shows pictures of the same names"
-    require(not is_of_a_run, "output-dir", str(output_dir), allowed)
+    require(fits, "output-dir", str(output_dir), allowed)
     runs = [load(run_dir) for run_dir in run_dirs]
     table = beside(runs)
     curves = output_dir / "accuracy.png"
