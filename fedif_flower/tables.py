@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -103,3 +104,12 @@ def shown_number(value: float | None, form: str = ".4f") -> str:
     if value is None:
         return "-"
     return format(value, form)
+
+
+def decimals_for(values: Iterable[float]) -> int:
+    """Return with how many decimals, 2 to 9, the largest of them has four digits."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if largest == 0:
+        return 2
+    decimals = 3 - math.floor(math.log10(largest))
+    return min(max(decimals, 2), 9)

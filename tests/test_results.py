@@ -92,6 +92,32 @@ def test_members_are_sorted_by_any_column(tmp_path):
         load(tmp_path)
 
 
+def test_numbers_in_names_are_sorted_as_numbers(tmp_path):
+    run = by_hand(tmp_path, names={0: "site 10", 1: "site 9", 2: "site 10b"})
+    assert [m.label for m in run.sort("name")] == ["site 9", "site 10", "site 10b"]
+
+
+def test_small_contributions_can_be_told_apart(tmp_path):
+    """With four decimals all three would have contributed 0.0000."""
+    run_dir = make_run(tmp_path / "run", [{0: 2e-6, 1: -1e-6, 2: 1.25e-7}])
+    (run_dir / "rounds.csv").write_text("round,accepted\n1,3\n")
+    table = load(run_dir).table()
+    column = table.heading.index("contribution")
+    assert [line[column] for line in table.lines] == ["0.000002000", "0.000000125", "-0.000001000"]
+
+
+def test_a_round_that_was_cut_off_counts_for_nobody(tmp_path):
+    """Replies and weights are those of the rounds whose contributions count."""
+    run = by_hand(tmp_path)
+    (run.folder.path / "rounds.csv").write_text("round,test_loss,accepted\n0,2.5,0\n4,1.5,2\n")
+    run = load(run.folder.path)
+    counts = [(m.client_id, m.accepted, m.refused) for m in run.members]
+    assert counts == [(0, 4, 0), (1, 4, 0), (2, 0, 1)]
+    assert repr(run).endswith("4 rounds, unfinished)")
+    (run.folder.path / "rounds.csv").write_text("round,test_loss,accepted\n1,2.5,2\n")
+    assert repr(load(run.folder.path)).endswith("1 round, unfinished)")
+
+
 def test_tables_are_read_as_numbers_and_frames(tmp_path):
     run = by_hand(tmp_path)
     counts = {"rejected": 0, "failed": 0, "round_failed": 0, "online": 3}

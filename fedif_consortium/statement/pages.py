@@ -29,6 +29,7 @@ from fedif_consortium.statement.shares import losses_of
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import LETTERS, NOT_ASKED
 from fedif_flower.server.summary import Scoring
+from fedif_flower.tables import decimals_for
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -179,15 +180,6 @@ def made_with() -> str:
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode() + content)
     return digest.hexdigest()
-
-
-def decimals_for(values: Sequence[float]) -> int:
-    """Return with how many decimals the largest of them has four digits."""
-    largest = max(map(abs, values), default=0.0)
-    if largest == 0:
-        return 2
-    decimals = 3 - math.floor(math.log10(largest))
-    return min(max(decimals, 2), 9)
 
 
 @lru_cache(maxsize=1)

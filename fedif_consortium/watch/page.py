@@ -136,4 +136,6 @@ def lasting(seconds: float) -> str:
     for unit, size in (("days", 86_400), ("hours", 3_600), ("min", 60)):
         if abs(seconds) >= 2 * size:
             return f"{seconds / size:,.0f} {unit}"
+    if 0 < seconds < 1:
+        return "under 1 s"
     return f"{seconds:,.0f} s"

@@ -29,7 +29,7 @@ from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.run.rows import Line
 from fedif_flower.server.summary import Scoring
 from fedif_flower.storage import write_atomically
-from fedif_flower.tables import ResultTable, shown_number
+from fedif_flower.tables import ResultTable, decimals_for, shown_number
 from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
@@ -166,9 +166,10 @@ def _decrease(gain: Mapping[str, float | None]) -> str:
     joint = "and"
     if remainder < 0:
         joint = "less"
+    decimals = decimals_for([decrease, remainder])
     return (
-        f"{decrease:.4f}: {gain['attributed']:.4f} by members, {joint} "
-        f"{abs(remainder):.4f} by nobody"
+        f"{decrease:.{decimals}f}: {gain['attributed']:.{decimals}f} by members, {joint} "
+        f"{abs(remainder):.{decimals}f} by nobody"
     )
 
 
@@ -236,12 +237,14 @@ def _remainder(summary: Mapping[str, Any]) -> str:
         return ""
     remainder = gain["remainder"]
     way = "more" if remainder < 0 else "less"
+    decimals = decimals_for([gain["decrease"], remainder])
+    amount = f"{abs(remainder):.{decimals}f}"
     return (
-        f"The members' contributions add up to {abs(remainder):.4f} {way} than the validation "
-        "loss fell by. This remainder is nobody's: the error of measuring along a step at a few of "
-        "its points, which grows with the step, and the effect of batch-norm statistics, of noise "
-        "that a rule or a wrapper adds, of rounds without a finite loss, and of a server "
-        "optimizer's momentum that faded."
+        f"The members' contributions add up to {amount} {way} than the validation loss fell by. "
+        "This remainder is nobody's: the error of measuring along a step at a few of its points, "
+        "which grows with the step, and the effect of batch-norm statistics, of noise that a rule "
+        "or a wrapper adds, of rounds without a finite loss, and of a server optimizer's momentum "
+        "that faded."
     )
 
 

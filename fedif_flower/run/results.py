@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,7 +25,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.palette import HONEST, MALICIOUS
 from fedif_flower.run.plots import dress, new_figure, plot_rounds, save_figure
 from fedif_flower.run.rows import Line, read_table
-from fedif_flower.tables import ResultTable, shown_number
+from fedif_flower.tables import ResultTable, decimals_for, shown_number
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -133,7 +134,8 @@ class Run:
     def __repr__(self) -> str:
         """Say how far it came."""
         where = repr(str(self.folder.path))
-        return f"Run({where}: {self.title}, {self.last_round} rounds, {self.state})"
+        rounds = "1 round" if self.last_round == 1 else f"{self.last_round} rounds"
+        return f"Run({where}: {self.title}, {rounds}, {self.state})"
 
     @property
     def last_round(self) -> int:
@@ -210,10 +212,10 @@ class Run:
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """Everybody who was asked, the largest contribution first, else the largest score."""
+        """Everybody who was asked in a complete round, the largest contribution or score first."""
         with refused_as(ConfigError, f"the tables of {self.folder.path} cannot be read"):
             lines_by_client: dict[int, list[Line]] = {}
-            for line in self.lines("clients"):
+            for line in self.lines_of_complete_rounds():
                 lines_by_client.setdefault(line["client_id"], []).append(line)
             contributions = self._contributions()
             members = []
@@ -240,24 +242,26 @@ class Run:
         members = self.members
         if by:
             members = self.sort(by)
-        lines = [self._table_line(member) for member in members]
+        forms = {column: _form_of(members, column) for column in ("contribution", "weight_score")}
+        lines = [self._table_line(member, forms) for member in members]
         columns = _columns_with_values(lines)
         cells = [[line[column] for column in columns] for line in lines]
         return ResultTable(self.title, columns, cells, num_labels=1)
 
-    def _table_line(self, member: Member) -> dict[str, str]:
+    def _table_line(self, member: Member, forms: Mapping[str, str]) -> dict[str, str]:
         """Return a member's cells by column; a dash where there is nothing."""
+        form = forms["contribution"]
         label = member.label
         if member.malicious:
             label += " (malicious)"
         interval = "-"
         if member.low is not None:
-            interval = f"{member.low:.4f} to {member.high:.4f}"
+            interval = f"{shown_number(member.low, form)} to {shown_number(member.high, form)}"
         return {
             "member": label,
-            "contribution": shown_number(member.contribution),
+            "contribution": shown_number(member.contribution, form),
             self.interval: interval,
-            "weight score": shown_number(member.weight_score),
+            "weight score": shown_number(member.weight_score, forms["weight_score"]),
             "weight": f"{member.weight:.3f}",
             "accepted": str(member.accepted),
             "refused": str(member.refused),
@@ -449,6 +453,12 @@ def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Me
     )
 
 
+def _form_of(members: Sequence[Member], column: str) -> str:
+    """Return the format in which a column's values can be told apart, however small they are."""
+    values = [getattr(member, column) for member in members]
+    return f".{decimals_for(value for value in values if value is not None)}f"
+
+
 def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the columns in which a line has something."""
     if not lines:
@@ -477,10 +487,16 @@ def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:
     return np.maximum([values - lows, highs - values], 0.0)
 
 
+def _natural_order(text: str) -> tuple[str | int, ...]:
+    """Return what texts are sorted by so that client 2 comes before client 10."""
+    parts = re.split(r"([0-9]+)", text)  # Texts at even places, numbers at odd ones.
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
+
+
 def _place(member: Member, column: str) -> tuple[Any, int]:
     """Return what members are sorted by: the largest value of a column first."""
     if column == "name":
-        return member.label, member.client_id
+        return _natural_order(member.label), member.client_id
     value = getattr(member, column)
     if value is None:
         return math.inf, member.client_id

@@ -142,7 +142,7 @@ def test_the_fall_of_the_loss_is_that_between_the_ends_of_a_run(tmp_path):
     gain = RunFolder(tmp_path).summary.read()["attribution"]
     assert gain == pytest.approx({"decrease": 7.5, "attributed": 6.0, "remainder": 1.5})
     report = (tmp_path / "report.md").read_text()
-    assert "| 7.5000: 6.0000 by members, and 1.5000 by nobody |" in report
+    assert "| 7.500: 6.000 by members, and 1.500 by nobody |" in report
 
 
 def a_line(before: float, after: float, attributed: float) -> dict[str, float]:
@@ -178,7 +178,7 @@ def test_a_run_that_an_error_ended_has_a_report_that_says_so(tmp_path):
     )
     assert told in " ".join(report.split())
     assert not (tmp_path / "summary.json").exists()
-    assert repr(load(tmp_path)).endswith("1 rounds, unfinished)")
+    assert repr(load(tmp_path)).endswith("1 round, unfinished)")
 
 
 def fedif(*arguments: object) -> str:
