@@ -117,7 +117,14 @@ def unlearn(
     if unlearned.path is None:
         console.print("The model was left as it is.")
         return
-    for split, accuracies in (("validation", unlearned.validation), ("test", unlearned.test)):
-        before, after = accuracies
-        console.print(f"Accuracy on the {split} split: {before:.1%} before, {after:.1%} after")
+    if unlearned.found[-1].is_trigger:
+        console.print(f"The last of {len(unlearned.found)} passes still found a trigger.")
+    figures = {
+        "Accuracy on the validation split": unlearned.validation,
+        "Accuracy on the test split": unlearned.test,
+    }
+    if unlearned.attack_success is not None:
+        figures["Attack success rate"] = unlearned.attack_success
+    for name, (before, after) in figures.items():
+        console.print(f"{name}: {before:.1%} before, {after:.1%} after")
     console.print(f"Model: {unlearned.path.absolute()}")

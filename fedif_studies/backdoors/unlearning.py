@@ -142,14 +142,25 @@ def _batches(
 
 @dataclass(frozen=True)
 class Unlearned:
-    """What was found, accuracies before and after on both held-out splits, and the file.
+    """What became of a run's model.
 
-    ``path`` is ``None`` where no trigger was found: then the model is as it was.
+    Attributes
+    ----------
+    found : list of FoundTrigger
+        What each pass found.
+    validation, test : tuple of float
+        The accuracies on both held-out splits, before and after.
+    attack_success : tuple of float, optional
+        The share of triggered test images that are taken for the target, before and after; only
+        where the run's own attack is a backdoor.
+    path : Path, optional
+        The file; ``None`` where no trigger was found: then the model is as it was.
     """
 
     found: list[FoundTrigger]
     validation: tuple[float, float]
     test: tuple[float, float]
+    attack_success: tuple[float, float] | None
     path: Path | None
 
 
@@ -185,8 +196,10 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         require_plain_archive(folder.model)
         arrays = torch.load(folder.model, weights_only=True, map_location="cpu")
         model.load_state_dict(arrays)
-    validation_before = _accuracy(loaded.validation, model)
-    test_before = _accuracy(loaded.test, model)
+    splits = {"validation": loaded.validation, "test": loaded.test}
+    if loaded.triggered is not None:
+        splits["attack_success"] = loaded.triggered
+    before = {name: _accuracy(split, model) for name, split in splits.items()}
     training = config.part(TrainingConfig)
     triggers = unlearn_triggers(
         model,
@@ -202,10 +215,12 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     if triggers[0].is_trigger:
         path = folder.path / "model-unlearned.pt"
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
+    both = {name: (before[name], _accuracy(split, model)) for name, split in splits.items()}
     return Unlearned(
         triggers,
-        validation=(validation_before, _accuracy(loaded.validation, model)),
-        test=(test_before, _accuracy(loaded.test, model)),
+        validation=both["validation"],
+        test=both["test"],
+        attack_success=both.get("attack_success"),
         path=path,
     )
 

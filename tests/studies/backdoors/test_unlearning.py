@@ -11,8 +11,14 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
+from fedif_studies.backdoors import unlearning
 from fedif_studies.backdoors.inversion import invert_triggers
-from fedif_studies.backdoors.unlearning import unlearn_run, unlearn_triggers
+from fedif_studies.backdoors.unlearning import (
+    FoundTrigger,
+    Unlearned,
+    unlearn_run,
+    unlearn_triggers,
+)
 from fedif_studies.commands import cli
 from tests.run import points
 from tests.strategies.named import config, run
@@ -100,10 +106,22 @@ def test_the_backdoor_goes_and_the_model_stays_of_use(tmp_path):
     assert "A trigger: the mask of class 0 covers" in told
     assert f"Model: {written}" in told
     assert folder.model.read_bytes() == given
-    assert success(folder, folder.model) > 0.9
-    assert success(folder, written) < 0.3
+    before, after = success(folder, folder.model), success(folder, written)
+    assert before > 0.9
+    assert after < 0.3
+    assert f"Attack success rate: {before:.1%} before, {after:.1%} after" in told
     before, after = unlearn_run(folder.path).test
     assert after > before - 0.1 > 0.7
+
+
+def test_passes_that_did_not_suffice_are_told(tmp_path, monkeypatch):
+    found = [FoundTrigger(3, 0.25, is_trigger=True)] * 5
+    result = Unlearned(found, (0.9, 0.8), (0.7, 0.6), None, tmp_path / "model-unlearned.pt")
+    monkeypatch.setattr(unlearning, "unlearn_run", lambda run_dir, small: result)
+    told = CliRunner().invoke(cli, ["unlearn", str(tmp_path)]).output
+    assert "The last of 5 passes still found a trigger." in told
+    assert "Accuracy on the test split: 70.0% before, 60.0% after" in told
+    assert "Attack success" not in told  # The run's own attack, if any, is no backdoor.
 
 
 def test_what_cannot_be_unlearned_is_named(tmp_path):
