@@ -47,10 +47,11 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
         content = _whole_lines(path)
         if not content:
             return pa.schema(types).empty_table()
-        table = pa_csv.read_csv(
-            pa.BufferReader(content),
-            convert_options=conversion,
-        )
+        # A thread of pyarrow's may hold what it reads for some ms longer. If that were Python's,
+        # and Python came to its end meanwhile, the process would abort (apache/arrow#34314).
+        copy = pa.BufferOutputStream()
+        copy.write(content)
+        table = pa_csv.read_csv(pa.BufferReader(copy.getvalue()), convert_options=conversion)
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return _with_texts_as_they_were(table)

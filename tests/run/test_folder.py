@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.run import rows
 from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
 from fedif_flower.run.provenance import tensors_hash
 from fedif_flower.run.rows import read_rows, read_table
@@ -40,6 +41,20 @@ def test_a_last_line_that_a_crash_cut_off_is_not_read(tmp_path):
     assert read_table(path, more=True).to_pylist() == [{"round": 1, "share": 0.5}]
     # Of a file that a person writes the last line may have none.
     assert [row["round"] for row in read_rows(path)] == ["1", "2"]
+
+
+def test_no_thread_holds_what_is_python_s_after_a_table_is_read(tmp_path, monkeypatch):
+    """It would let go of it after Python's end, which aborts the process: status 134."""
+    num_held = 0
+    for _ in range(300):
+        content = bytearray(b"round,share\n" + b"1,0.5\n" * 50)
+        monkeypatch.setattr(rows, "_whole_lines", lambda path, content=content: content)
+        assert len(read_table(tmp_path / "t.csv", more=True)) == 50
+        try:
+            content.append(0)  # Refused while anybody reads it.
+        except BufferError:
+            num_held += 1
+    assert num_held == 0
 
 
 NOT_WHOLE = {
