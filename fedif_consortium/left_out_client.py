@@ -36,11 +36,11 @@ class LeftOutOfClient(ClientPart):
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:
         """Return why this node cannot take part, if it cannot."""
-        asked = asked_key(node, settings)
-        if asked is None:
+        left_out_key = asked_key(node, settings)
+        if left_out_key is None:
             logger.info("%s", what_it_needs("left out: what a consortium adds, which"))
             return []
-        return [Finding("node", Status.FAILED, what_it_needs(asked))]
+        return [Finding("node", Status.FAILED, what_it_needs(left_out_key))]
 
 
 def refuse_what_is_asked(
@@ -54,9 +54,9 @@ def refuse_what_is_asked(
         If the node or the run asks for what is left out.
     """
     node = NodeConfig.from_node_config(context.node_config)
-    asked = asked_key(node, cast(ConfigRecord, message.content["config"]))
-    if asked is not None:
-        raise ConfigError(what_it_needs(asked))
+    left_out_key = asked_key(node, cast(ConfigRecord, message.content["config"]))
+    if left_out_key is not None:
+        raise ConfigError(what_it_needs(left_out_key))
     return call_next(message, context)
 
 

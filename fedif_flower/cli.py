@@ -205,16 +205,16 @@ def check_validation(
     from fedif_flower.run.loaded_task import load_task
     from fedif_flower.valuation.noise_profile import Suspect
 
-    found = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)
-    typer.echo(f"{found.examples} examples: {found.words()}")
-    if found.accuracy is not None:
+    examination = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)
+    typer.echo(f"{examination.examples} examples: {examination.words()}")
+    if examination.accuracy is not None:
         typer.echo(
-            f"By {found.how}, in {found.seconds:.1f} s; accuracy on examples that were not trained "
-            f"on: {100 * found.accuracy:.1f} %"
+            f"By {examination.how}, in {examination.seconds:.1f} s; accuracy on examples that were "
+            f"not trained on: {100 * examination.accuracy:.1f} %"
         )
     if out is not None:
         columns = [field.name for field in fields(Suspect)]
-        Table(out, columns).replace([vars(one) for one in found.suspects])
+        Table(out, columns).replace([vars(suspect) for suspect in examination.suspects])
         typer.echo(f"Suspects: {out.absolute()}")
 
 

@@ -144,9 +144,9 @@ def held_out_of(task: AuditTask, rows: NDArray[np.int64], cell: Row) -> Validati
     if not wrong:
         return task.held_out(rows, draw)
     inputs, labels = task.examples(task.dataset.test, np.sort(rows))
-    given = with_wrong_labels(labels, wrong, len(task.dataset.classes), draw)
+    noisy_labels = with_wrong_labels(labels, wrong, len(task.dataset.classes), draw)
     held_out = Validation(
-        task.new_model(draw), task.transformed(inputs), given, device=task.config.device
+        task.new_model(draw), task.transformed(inputs), noisy_labels, device=task.config.device
     )
     if cell["treatment"] == AS_IT_IS:
         return held_out

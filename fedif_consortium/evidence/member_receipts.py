@@ -145,9 +145,9 @@ class ReceiptKeeper:
                 logger.warning("receipts of run %s: %s", self.run[:8], printable(words))
         for told_round in rounds:
             # Of lines, its own alone: a folder speaks for one member.
-            kept = told_round.for_member(self._node_id)
-            if kept.own or told_round is rounds[-1]:
-                self._keep(kept)
+            own_round = told_round.for_member(self._node_id)
+            if own_round.own or told_round is rounds[-1]:
+                self._keep(own_round)
         self._save()
 
     def _keep(self, told_round: ToldRound) -> None:

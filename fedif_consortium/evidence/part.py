@@ -140,16 +140,16 @@ class Evidence(RunPart):
 
 def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
     """Raise ConfigError for other settings than the last head binds, which is of the last round."""
-    told = before.config.read_if_there()
+    told_settings = before.config.read_if_there()
     changed = {
         key: value
         for key, value in config.to_mapping().items()
-        if key not in HOW_IT_BEGINS and told.get(key, value) != value
+        if key not in HOW_IT_BEGINS and told_settings.get(key, value) != value
     }
     if changed:
         raise ConfigError(
             f"{_shown(changed)}: every round is done, and members were told of other settings; "
-            f"allowed: {_shown({key: told[key] for key in changed})}"
+            f"allowed: {_shown({key: told_settings[key] for key in changed})}"
         )
 
 

@@ -184,8 +184,8 @@ class Keeper:
         """
         with self._logged("open", run, server_round) as entry:
             last = self._last_rounds.get(run, 0)
-            asked = f"round {server_round} of run {run} after round {last}"
-            allow(server_round > last, "a round is opened once", asked)
+            request = f"round {server_round} of run {run} after round {last}"
+            allow(server_round > last, "a round is opened once", request)
             opened, refused = self._open_boxes(run, server_round, length, boxes)
             for name in _told_unlike_most(opened):
                 node = opened.pop(name).node

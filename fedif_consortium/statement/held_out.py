@@ -362,14 +362,14 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
     if wrong >= 1:
         return paid  # No label is sure to be right: the reach is infinite.
     reach = wrong / (1 - wrong) * examined.examples
-    moved: list[int] = []
+    may_move: list[int] = []
     for rank, i in enumerate(paid):
         for j in paid[rank + 1 :]:
             gap = standing.worth[i] - standing.worth[j]
             squared_error = ((luck.credited[:, i] - luck.credited[:, j]) ** 2).sum()
             if gap**2 <= reach * squared_error:
-                moved += [i, j]
-    return moved
+                may_move += [i, j]
+    return may_move
 
 
 def _moved_by_noise(standing: Standing) -> list[int]:
@@ -380,10 +380,10 @@ def _moved_by_noise(standing: Standing) -> list[int]:
     if not standing.worth_at_noise_ends:
         return standing.paid()
     gaps = _gaps(standing.worth)
-    moved = np.zeros(len(gaps), dtype=bool)
+    changes_place = np.zeros(len(gaps), dtype=bool)
     for worth in standing.worth_at_noise_ends:
-        moved |= (gaps * _gaps(worth) < 0).any(axis=1)
-    places: list[int] = np.flatnonzero(moved).tolist()
+        changes_place |= (gaps * _gaps(worth) < 0).any(axis=1)
+    places: list[int] = np.flatnonzero(changes_place).tolist()
     return places
 
 

@@ -80,12 +80,12 @@ def union(intervals: Sequence[Between], place: int, ends: Sequence[AtNoiseEnd]) 
         None: the intervals stay as they are.
     """
     widened = []
-    for own in intervals:
-        values = [own.low, own.high]
+    for interval in intervals:
+        values = [interval.low, interval.high]
         for end in ends:
             values.append(end.shares[place])
             for other in end.intervals[place]:
-                if other.about == own.about:
+                if other.about == interval.about:
                     values += [other.low, other.high]
-        widened.append(Between(own.about, min(values), max(values)))
+        widened.append(Between(interval.about, min(values), max(values)))
     return widened

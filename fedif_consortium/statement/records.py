@@ -252,10 +252,10 @@ class RunRecords:
         ends = []
         for end in NOISE_ENDS:
             parts = [part.at_noise_end(end) for part in self.parts]
-            known = tuple(part for part in parts if part is not None)
-            if len(known) < len(parts) or not parts:
+            known_parts = tuple(part for part in parts if part is not None)
+            if len(known_parts) < len(parts) or not parts:
                 return []
-            ends.append(replace(self, parts=known))
+            ends.append(replace(self, parts=known_parts))
         return ends
 
     def without(self, rounds: Collection[int]) -> RunRecords:

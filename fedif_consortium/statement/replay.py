@@ -227,11 +227,11 @@ def _require_weighed(
     number = step.updates.server_round
     weights = step.aggregation.weights.tolist()
     examples = step.updates.num_examples.tolist()
-    for node, *kept in zip(step.nodes, weights, examples, strict=True):
-        if recorded.get((number, node.client_id)) != tuple(kept):
+    for node, weight, num_examples in zip(step.nodes, weights, examples, strict=True):
+        if recorded.get((number, node.client_id)) != (weight, num_examples):
             raise StatementError(
-                f"round {number}: client {node.client_id} has a weight of {kept[0]:.6g} and "
-                f"{kept[1]:.6g} examples in {records.folder.updates.name}/, and others in "
+                f"round {number}: client {node.client_id} has a weight of {weight:.6g} and "
+                f"{num_examples:.6g} examples in {records.folder.updates.name}/, and others in "
                 f"{records.folder.clients.path.name}"
             )
 

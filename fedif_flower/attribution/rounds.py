@@ -371,15 +371,15 @@ class RoundAttributor:
             gradients = middle
         else:
             gradients = self._gradients(taken, node)
-        own, *at_ends = gradients
+        loss_gradient, *at_ends = gradients
         of_classes = []
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
             if share:
                 of_classes.append(one_class.gradient(*taken.at(node)) * share)
             else:  # The loss gives the class weight 0: its examples have no mean.
-                of_classes.append(torch.zeros_like(own))
-        all_gradients = [own, *of_classes, *at_ends]
+                of_classes.append(torch.zeros_like(loss_gradient))
+        all_gradients = [loss_gradient, *of_classes, *at_ends]
         return [_slopes_along(updates, all_gradients) for updates in taken.in_step]
 
     def _integrated(
@@ -390,9 +390,9 @@ class RoundAttributor:
         num_basis = at_nodes.shape[2] - len(applied)
         factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
         values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
-        own = 1 + len(self.classes)
-        of_loss = _figures(updates, torch.stack(values[:own], dim=1))
-        of_ends = [_figures(updates, of_end[:, None]) for of_end in values[own:]]
+        num_losses = 1 + len(self.classes)
+        of_loss = _figures(updates, torch.stack(values[:num_losses], dim=1))
+        of_ends = [_figures(updates, of_end[:, None]) for of_end in values[num_losses:]]
         return [of_loss, *of_ends]
 
 

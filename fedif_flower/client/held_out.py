@@ -45,10 +45,12 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     """
     if HELD_OUT_CLASSES_KEY not in settings or is_simulated():
         return
-    said = ConfigRecord({"run": f"{settings.get(RUN_KEY)!r} {settings[HELD_OUT_CLASSES_KEY]!r}"})
-    if context.state.get(_STATE_KEY) == said:
+    announcement = ConfigRecord(
+        {"run": f"{settings.get(RUN_KEY)!r} {settings[HELD_OUT_CLASSES_KEY]!r}"}
+    )
+    if context.state.get(_STATE_KEY) == announcement:
         return
-    context.state[_STATE_KEY] = said
+    context.state[_STATE_KEY] = announcement
     try:
         classes = read_held_out_classes(settings)
     except ConfigError as error:

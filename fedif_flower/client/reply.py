@@ -308,10 +308,10 @@ def model_of(task: Task) -> nn.Module:
     Weights are of the client before: the server's overwrite them. What the server does not send,
     buffers that are no part of the state, is as it was built.
     """
-    own = _own_model(task)
-    for module, name, value in own.unsent:
-        setattr(module, name, value.clone().to(next(own.model.parameters()).device))
-    return own.model
+    own_model = _own_model(task)
+    for module, name, value in own_model.unsent:
+        setattr(module, name, value.clone().to(next(own_model.model.parameters()).device))
+    return own_model.model
 
 
 class _OwnModel(NamedTuple):

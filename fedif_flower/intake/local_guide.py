@@ -175,7 +175,7 @@ class LocalGuide(IntakeAround):
             "guide": self._guide.state_dict(),
             "vector": self._vector,
             "num_members": self._num_members,
-            "taken_in": [(client_id, *taken) for client_id, taken in self._taken_in.items()],
+            "taken_in": [(client_id, *taken_in) for client_id, taken_in in self._taken_in.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -74,5 +74,5 @@ def read_held_out_classes(received: Mapping[str, object]) -> HeldOutClasses:
     with refused_as(ConfigError, f"{HELD_OUT_CLASSES_KEY} cannot be read"):
         if not isinstance(text, str):
             raise TypeError(type(text).__name__)
-        told = _Told.model_validate_json(text)
-    return HeldOutClasses.of(told.missing, told.rare)
+        record = _Told.model_validate_json(text)
+    return HeldOutClasses.of(record.missing, record.rare)

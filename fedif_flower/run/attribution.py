@@ -146,9 +146,9 @@ class KeptAttribution(Kept):
 
     def tell_widths(self, found: RoundAttribution) -> None:
         """Say once how wide the intervals of shares will roughly be."""
-        own = self._attribution
+        attribution = self._attribution
         if found.server_round == ENOUGH_ROUNDS and (
-            width := widest_share(own.rounds, own.block_weights)
+            width := widest_share(attribution.rounds, attribution.block_weights)
         ):
             logger.info(
                 "attribution: so far each share is known to +- %.1f points of a hundred or better "

@@ -36,8 +36,8 @@ class ClientMemory(RunPart):
         """Return what keeps it; or what says, in a run that goes on, whose memory is lost."""
         names = remembering(run.loaded)
         if isinstance(run.grid, HoldsContexts):
-            kept = KeptMemory(run.grid.contexts, run.config.digest(), names)
-            return Built(callbacks=[kept], kept={"client-memory": kept})
+            memory = KeptMemory(run.grid.contexts, run.config.digest(), names)
+            return Built(callbacks=[memory], kept={"client-memory": memory})
         if run.checkpoint is not None:
             _warn(names, "real nodes and Flower's own simulation keep it with the run that stopped")
         return Built()

@@ -130,10 +130,10 @@ def _interval(low: float | None, high: float | None) -> tuple[float, float] | No
 
 def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
     """Return what was found, by a record; ``None``: the set was not examined."""
-    found = {key: value for key, value in record.items() if key not in (NOISE, BY_CLASS)}
-    if not found:
+    examination = {key: value for key, value in record.items() if key not in (NOISE, BY_CLASS)}
+    if not examination:
         return None
-    return HeldOut.from_record({"suspects": (), **found})
+    return HeldOut.from_record({"suspects": (), **examination})
 
 
 def corrected_words(record: Mapping[str, Any]) -> str:

@@ -163,8 +163,8 @@ class Table:
 
     def keep(self, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
         """Leave out the lines of which this is false; all others stay as they were written."""
-        kept = [line for line in self.read() if is_kept(line)]
-        cells = [[line.get(name, "") for name in self._columns] for line in kept]
+        lines = [line for line in self.read() if is_kept(line)]
+        cells = [[line.get(name, "") for name in self._columns] for line in lines]
         write_atomically(self.path, csv_text([self._columns]) + text_of_cells(cells))
 
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:

@@ -182,9 +182,9 @@ def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = ["#ffffff", BLUE]
-    known = np.abs(values[np.isfinite(values)])
-    reach = float(np.percentile(known, _SHOWN)) if known.size else 0.0
-    reach = reach or float(known.max(initial=0.0)) or 1.0
+    magnitudes = np.abs(values[np.isfinite(values)])
+    reach = float(np.percentile(magnitudes, _SHOWN)) if magnitudes.size else 0.0
+    reach = reach or float(magnitudes.max(initial=0.0)) or 1.0
     low = 0.0
     if np.nanmin(values, initial=0.0) < 0:
         colours = [VERMILLION, *colours]

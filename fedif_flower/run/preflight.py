@@ -131,9 +131,9 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     if earlier is None:
         return config
     if config.run_name != config.auto_name:
-        what, how_to_go_on = earlier
+        lost_run, how_to_go_on = earlier
         raise ConfigError(
-            f"run-name = {config.run_name!r}: {config.run_dir} holds {what}; allowed: "
+            f"run-name = {config.run_name!r}: {config.run_dir} holds {lost_run}; allowed: "
             f"{how_to_go_on}another run-name, or overwrite = true"
         )
     number = 2

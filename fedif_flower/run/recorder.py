@@ -150,8 +150,8 @@ class RunRecorder(RunWriter):
         before = self.run.folder_before
         if self.run.is_done and before is not None:
             origin_before = before.provenance.read_if_there()
-            known = before.config.read_if_there() or settings
-            settings = {key: value for key, value in settings.items() if key in known}
+            settings_before = before.config.read_if_there() or settings
+            settings = {key: value for key, value in settings.items() if key in settings_before}
         self.folder.config.write(settings)
         loaded = self.run.loaded
         held_out = tensors_in(loaded.validation_data)

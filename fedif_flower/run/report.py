@@ -456,10 +456,10 @@ def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool
 def best_of(values: Iterable[float], *, higher_is_better: bool) -> float | None:
     """Return the best value; ``None``: there is none. NaN, which a metric may be, is no value."""
     # Of NaN and another number, the one that comes first would be the largest and the smallest.
-    known = [value for value in values if not math.isnan(value)]
+    numbers = [value for value in values if not math.isnan(value)]
     if higher_is_better:
-        return max(known, default=None)
-    return min(known, default=None)
+        return max(numbers, default=None)
+    return min(numbers, default=None)
 
 
 def detection_auc(clients: Iterable[Line]) -> float | None:

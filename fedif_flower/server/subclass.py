@@ -30,16 +30,16 @@ def require_messages(
         Who was drawn; empty: nobody.
     """
     drawn = {node.node_id: node for node in members}
-    asked = {message.metadata.dst_node_id for message in messages}
-    if asked == drawn.keys():
+    asked_ids = {message.metadata.dst_node_id for message in messages}
+    if asked_ids == drawn.keys():
         return
     if not drawn:
         raise ConfigError(
-            f"{method} asks {len(asked)} clients, and none was drawn: it has to call "
+            f"{method} asks {len(asked_ids)} clients, and none was drawn: it has to call "
             "super().configure_train, and return messages to those whom that has drawn"
         )
-    missing = [node.label for node_id, node in drawn.items() if node_id not in asked]
-    others = [f"node {node_id}" for node_id in sorted(asked - drawn.keys())]
+    missing = [node.label for node_id, node in drawn.items() if node_id not in asked_ids]
+    others = [f"node {node_id}" for node_id in sorted(asked_ids - drawn.keys())]
     wrong = "does not ask " + enumerated(missing) if missing else "asks " + enumerated(others)
     raise ConfigError(
         f"{method} {wrong}; allowed: a message to each of the {len(drawn)} that were drawn, and "

@@ -268,7 +268,7 @@ class ServerOptimizer(Stage):
         group = optimizer.param_groups[0]
         if not any(value is params for value in group["params"]):
             raise ConfigError("the optimizer is not one of the parameters that it was given")
-        made = _options_of(group)
+        options_before = _options_of(group)
         state = deepcopy(dict(self._going_on.state))
         group.update(state.pop(_OPTIONS, {}))
         optimizer.state[params].update(state)
@@ -278,7 +278,7 @@ class ServerOptimizer(Stage):
         changed = {
             name: value
             for name, value in _options_of(group).items()
-            if name not in made or not _is_same(value, made[name])
+            if name not in options_before or not _is_same(value, options_before[name])
         }
         if changed:
             state[_OPTIONS] = changed

@@ -45,5 +45,5 @@ class FedProx(FedAvg):
     ) -> Iterable[Message]:
         """Send mu along with the model."""
         # A record of its own: the caller's may be another strategy's, too.
-        told = ConfigRecord({**config, "proximal-mu": self.proximal_mu})
-        return super().configure_train(server_round, arrays, told, grid)
+        instructions = ConfigRecord({**config, "proximal-mu": self.proximal_mu})
+        return super().configure_train(server_round, arrays, instructions, grid)

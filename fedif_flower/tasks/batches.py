@@ -293,8 +293,8 @@ def is_plain(data: Any, kind: type[Dataset[Any]]) -> bool:
     if not isinstance(data, kind):
         return False
     hands_out = ("__getitem__", "__getitems__", "__len__")
-    own = type(data)
-    return all(getattr(own, name, None) is getattr(kind, name, None) for name in hands_out)
+    data_type = type(data)
+    return all(getattr(data_type, name, None) is getattr(kind, name, None) for name in hands_out)
 
 
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:

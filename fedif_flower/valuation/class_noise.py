@@ -105,11 +105,11 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
         ``[C, C]``: where to begin.
     """
     probabilities = _likeliest(logits, labels, transitions)  # [n, C]
-    given = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
+    observed = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
     for _ in range(_STEPS):
         posterior = probabilities * transitions[:, labels].T
         posterior = posterior / posterior.sum(dim=1, keepdim=True)  # q [n, C]
-        transitions = _towards_symmetric(posterior.T @ given)
+        transitions = _towards_symmetric(posterior.T @ observed)
     transitions = _with_right_labels_ahead(transitions)
     mix = posterior.mean(dim=0)  # How frequent the right classes are, [C].
     return ClassNoise(transitions, 1 - float(mix @ transitions.diagonal()))

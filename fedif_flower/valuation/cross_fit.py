@@ -147,12 +147,12 @@ def untrained_models(
     device = validation.device
 
     def model(fold: int) -> nn.Module:
-        own = derive_seed("held-out-model", seed, fold)
+        fold_seed = derive_seed("held-out-model", seed, fold)
         if build is not None:
-            return build(own).to(device)
+            return build(fold_seed).to(device)
         with validation.alone() as judge:
             copied = copy_module(judge.model.module)
-        with seeded_randomness(own, device):
+        with seeded_randomness(fold_seed, device):
             for module in copied.modules():
                 parameters = list(module.parameters(recurse=False))
                 reset = getattr(module, "reset_parameters", None)

@@ -88,8 +88,8 @@ class Way:
         words = _size_words(self.size)
         if self.model == "own":
             return f"{words}, fewer than usual to save time" if self.is_reduced else words
-        what = "on the features of the untrained model, which is too large to train"
-        return f"logistic regression {what}: {words}"
+        features = "on the features of the untrained model, which is too large to train"
+        return f"logistic regression {features}: {words}"
 
 
 def grids(num_training: int) -> list[Grid]:

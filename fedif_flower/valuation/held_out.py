@@ -405,9 +405,9 @@ def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places:
         share = estimate.high
     share = max(share, held_out.confused)
     most = math.ceil(share * len(labels))
-    found = find_suspects(estimate.probabilities, labels.cpu(), most)
+    found_suspects = find_suspects(estimate.probabilities, labels.cpu(), most)
     # Labels that are ignored were left out: suspects are told by their place among all.
-    suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found]
+    suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found_suspects]
     return replace(held_out, suspects=tuple(suspects))
 
 
@@ -442,6 +442,6 @@ def _with_estimate_by_class(
     )
     if again is None or not bool(again.logits.isfinite().all()):
         return held_out
-    found = likely_transitions(again.logits.cpu(), labels, first)
-    rows = tuple(tuple(row) for row in found.transitions.tolist())
-    return replace(held_out, by_class=found.share, transitions=rows)
+    class_noise = likely_transitions(again.logits.cpu(), labels, first)
+    rows = tuple(tuple(row) for row in class_noise.transitions.tolist())
+    return replace(held_out, by_class=class_noise.share, transitions=rows)

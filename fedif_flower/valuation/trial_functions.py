@@ -132,12 +132,12 @@ class Divided(NamedTuple):
 
     def __str__(self) -> str:
         """Say what it gives."""
-        one, other = self.counts
+        num_first, num_second = self.counts
         return (
-            f"gives {float(self.whole.figure):.6g} for {one + other} examples, but "
-            f"{float(self.first.figure):.6g} and {float(self.second.figure):.6g} for {one} and "
-            f"{other} of them, whose mean is {self.mean:.6g}: results would depend on the batch "
-            "size"
+            f"gives {float(self.whole.figure):.6g} for {num_first + num_second} examples, but "
+            f"{float(self.first.figure):.6g} and {float(self.second.figure):.6g} for {num_first} "
+            f"and {num_second} of them, whose mean is {self.mean:.6g}: results would depend on the "
+            "batch size"
         )
 
 

@@ -65,8 +65,8 @@ def own_decrease(step: AuditStep) -> Tensor:
 def cosine(step: AuditStep) -> Tensor:
     """Return the cosine of each update with the step that was taken; 0 for one of length 0."""
     updates = step.rows.double()
-    taken = (step.coefficients @ updates).expand_as(updates)  # [m, d]
-    return cosine_similarity(updates, taken, dim=1, eps=1e-30)
+    global_step = (step.coefficients @ updates).expand_as(updates)  # [m, d]
+    return cosine_similarity(updates, global_step, dim=1, eps=1e-30)
 
 
 def path(rule: str) -> RoundValue:

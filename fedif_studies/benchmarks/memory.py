@@ -89,16 +89,16 @@ def wander(message: Message, context: Context) -> Message:
     # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays.
     sent = cast(ArrayRecord, message.content["arrays"])
     generator = torch_generator("wander", context.node_id, round_of(message) or 0)
-    moved = {}
+    new_arrays = {}
     for name, array in sent.items():
         values = torch.from_numpy(array.numpy())
         if not values.is_floating_point():
-            moved[name] = array  # Counters of batch normalisation.
+            new_arrays[name] = array  # Counters of batch normalisation.
             continue
         update = torch.randn(values.shape, generator=generator)
-        moved[name] = pack_array((values + 1e-4 * update).numpy())
+        new_arrays[name] = pack_array((values + 1e-4 * update).numpy())
     content = RecordDict()
-    content["arrays"] = ArrayRecord(moved)
+    content["arrays"] = ArrayRecord(new_arrays)
     content["metrics"] = MetricRecord({"num-examples": 10, "train-loss": 1.0})
     return Message(content, reply_to=message)
 

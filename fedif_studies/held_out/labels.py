@@ -71,8 +71,8 @@ def with_wrong_labels(
     if others is not None:
         wrong[rows] = others[labels[rows]]
         return wrong
-    moved = torch.randint(1, num_classes, (len(rows),), generator=generator)
-    wrong[rows] = (labels[rows] + moved) % num_classes
+    shifts = torch.randint(1, num_classes, (len(rows),), generator=generator)
+    wrong[rows] = (labels[rows] + shifts) % num_classes
     return wrong
 
 
@@ -87,8 +87,8 @@ def true_transitions(share: float, num_classes: int, others: Tensor | None = Non
 
 def kept_of_class(labels: Tensor, classes: str) -> Tensor:
     """Return which of the examples ``[n]`` stay: all of class 6, half, one, or none."""
-    kept = torch.ones(len(labels), dtype=torch.bool)
+    stays = torch.ones(len(labels), dtype=torch.bool)
     rows = (labels == CLASS).nonzero().flatten()
     left = {WHOLE: len(rows), HALF: len(rows) // 2, SINGLE: 1, MISSING: 0}[classes]
-    kept[rows[left:]] = False
-    return kept
+    stays[rows[left:]] = False
+    return stays

@@ -156,11 +156,11 @@ def task_of(task: Task, config_seed: int, cell: Row) -> Task:
     others: Tensor | None = None
     if cell["kind"] == CONFUSED:
         others = mistaken_for(cell["data"])
-    given = with_wrong_labels(labels[held_out], share, num_classes, seed, others)
+    noisy_labels = with_wrong_labels(labels[held_out], share, num_classes, seed, others)
     faults = " ".join(str(value) for value in cell.values())
     faulty = replace(
         task,
-        validation_data=lambda _: (images[held_out], given),
+        validation_data=lambda _: (images[held_out], noisy_labels),
         test_data=lambda _: (images[test], labels[test]),
         fingerprint=f"{task.fingerprint} {faults}",
     )
@@ -180,7 +180,7 @@ def without_suspects(task: Task, seed: int) -> Task:
         task.build_model(seed), task.transformed((images, labels)), loss_fn=task.loss, device="cpu"
     )
     examined = vet(judge, build=task.build_model, seed=seed)
-    kept = torch.ones(len(labels), dtype=torch.bool)
+    stays = torch.ones(len(labels), dtype=torch.bool)
     for suspect in examined.suspects:
-        kept[suspect.index] = False
-    return replace(task, validation_data=lambda _: (images[kept], labels[kept]))
+        stays[suspect.index] = False
+    return replace(task, validation_data=lambda _: (images[stays], labels[stays]))

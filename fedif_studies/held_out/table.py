@@ -33,16 +33,16 @@ def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
     for row in rows:
         if row["shares"] and _is_without_faults(row):
             without_faults[_federation(row)] = _shares(row)
-    moved = {}
+    money_by_cell = {}
     for row in rows:
         reference = without_faults.get(_federation(row))
         if not row["shares"] or reference is None:
             continue
         cell = tuple(row[name] for name in KEY)
-        moved[cell] = 0.0
+        money_by_cell[cell] = 0.0
         for ours, theirs in zip(_shares(row), reference, strict=True):
-            moved[cell] += max(ours - theirs, 0.0)
-    return moved
+            money_by_cell[cell] += max(ours - theirs, 0.0)
+    return money_by_cell
 
 
 def _is_without_faults(row: Row) -> bool:
@@ -61,7 +61,7 @@ def _shares(row: Row) -> list[float]:
 
 def table(rows: Sequence[Row]) -> ResultTable:
     """Return means over seeds by data, attack, size, fault and strategy."""
-    moved = moved_money(rows)
+    money_by_cell = moved_money(rows)
     groups: Mapping[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
         place = (
@@ -79,7 +79,7 @@ def table(rows: Sequence[Row]) -> ResultTable:
     for place, alike in sorted(groups.items()):
         data, kind, classes, attack, strategy, size, wrong, treatment = place
         cells = [tuple(row[name] for name in KEY) for row in alike]
-        money = [moved.get(cell) for cell in cells]
+        money = [money_by_cell.get(cell) for cell in cells]
         to_liars = [row["liars_share"] for row in alike if attack != "none"]
         line = [data, attack, strategy, str(size), f"{wrong:.0%}", KINDS[kind], classes]
         line += [_TAKEN[treatment], str(len(alike))]
@@ -109,7 +109,7 @@ def short_table(rows: Sequence[Row], data: str) -> ResultTable:
     data : str
         Of which data set.
     """
-    moved = moved_money(rows)
+    money_by_cell = moved_money(rows)
     core = [row for row in rows if _is_core(row, data)]
     places = sorted({(int(row["examples"]), float(row["wrong"])) for row in core})
     lines = []
@@ -120,7 +120,7 @@ def short_table(rows: Sequence[Row], data: str) -> ResultTable:
         money = []
         for row in honest:
             cell = tuple(row[name] for name in KEY)
-            money.append({**row, "moved": moved.get(cell)})
+            money.append({**row, "moved": money_by_cell.get(cell)})
         lines.append(
             [
                 str(size),
@@ -156,10 +156,10 @@ def _before_and_after(
 
 def _mean(values: Sequence[Any], unit: float, digits: int = 1) -> str:
     """Return a mean of those values that there are, and of how many where some are missing."""
-    known = [float(value) for value in values if value not in (None, "")]
-    if not known:
+    numbers = [float(value) for value in values if value not in (None, "")]
+    if not numbers:
         return "-"
-    shown = f"{unit * mean(known):.{digits}f}"
-    if len(known) < len(values):
-        shown += f" ({len(known)} of {len(values)})"
+    shown = f"{unit * mean(numbers):.{digits}f}"
+    if len(numbers) < len(values):
+        shown += f" ({len(numbers)} of {len(values)})"
     return shown

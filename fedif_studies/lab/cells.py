@@ -216,14 +216,14 @@ def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
         elif RunFolder(run_dir).summary.read().get("last_round_failed"):
             failed.append(cell.name)
     remarks = []
-    for what, names in (
+    for remark, names in (
         ("Missing:", missing),
         ("The last round failed in", failed),
         ("There is an attack, but nobody is malicious in", peaceful),
     ):
         if names:
             count = f"{len(names)} of {len(distinct_cells)} cells"
-            remarks.append(f"{what} {count}: {listed(names)}.")
+            remarks.append(f"{remark} {count}: {listed(names)}.")
     num_shared = len(cells) - len(distinct_cells)
     if num_shared:
         remarks.append(

@@ -130,8 +130,8 @@ def _have_other_bounds(measurements: Iterable[Measurement], axes: Collection[str
     """Tell whether runs differ in their bounds by more than the axes say."""
     bounds: dict[float | None, set[str]] = {}
     for measurement in measurements:
-        said = _clipping(measurement.config) if _CLIPPING in axes else None
-        bounds.setdefault(said, set()).add(_bounds(measurement.config))
+        clipping = _clipping(measurement.config) if _CLIPPING in axes else None
+        bounds.setdefault(clipping, set()).add(_bounds(measurement.config))
     return any(len(different) > 1 for different in bounds.values())
 
 

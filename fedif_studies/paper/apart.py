@@ -52,16 +52,16 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
     heading = ["pixels", "table", "what clients do", "row", "last ten", "last", "best", "paper"]
     heading.append("last ten - paper")
     table_of_lines = ResultTable("", heading, lines, num_labels=4, grouped=True)
-    said = f"{len(lines)} of {count} cells are more than {FAR:g} points from the paper."
-    return [*table_of_lines.to_markdown(), "", said]
+    summary = f"{len(lines)} of {count} cells are more than {FAR:g} points from the paper."
+    return [*table_of_lines.to_markdown(), "", summary]
 
 
 def _place(table: PaperTable, cell: TableCell) -> tuple[str, str, str]:
     """Return where a cell belongs; what stands in two tables of accuracies is one cell."""
-    data, _, what = table.title.partition(": ")
+    data, _, measured = table.title.partition(": ")
     if table.name in _ACCURACIES:
-        what = "accuracy"
-    return f"{data}, {what}", cell.column.title, cell.title
+        measured = "accuracy"
+    return f"{data}, {measured}", cell.column.title, cell.title
 
 
 def _line(table: PaperTable, cell: TableCell, paper: MeanStd) -> list[str] | None:

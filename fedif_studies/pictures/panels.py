@@ -89,8 +89,8 @@ def _round_step(least: float) -> float:
 
 def limits(values: Iterable[float], room: float = 0.06) -> tuple[float, float]:
     """Return ends for values, with some room around them."""
-    known = list(values)
-    low, high = min(known), max(known)
+    all_values = list(values)
+    low, high = min(all_values), max(all_values)
     around = room * (high - low) or 1.0
     return low - around, high + around
 
