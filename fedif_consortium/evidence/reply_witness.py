@@ -212,10 +212,10 @@ class ReplyWitness(Callback, Kept):
 
     def on_step(self, step: Step) -> None:
         """Keep the signed replies of a round's members."""
-        used = {node.node_id for node in step.nodes}
+        used_nodes = {node.node_id for node in step.nodes}
         content: dict[str, Any] = {}
         for node_id, seen in self.seen.items():
-            if node_id in used and seen.arrays is not None:
+            if node_id in used_nodes and seen.arrays is not None:
                 for name, array in seen.arrays.items():
                     content[f"{seen.node.client_id}/{name}"] = view_array(array)
         if content:

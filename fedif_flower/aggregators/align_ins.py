@@ -59,16 +59,16 @@ class AlignIns(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent = updates.client_updates  # [m, d]
+        client_updates = updates.client_updates  # [m, d]
         params = updates.global_params  # [d]
-        products = inner_products(sent, params)
+        products = inner_products(client_updates, params)
         norms = products.squared_norms.sqrt()  # [m]
         length = norms * products.squared_norm.sqrt()
         cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
         # Products are taken in float64; the updates themselves are rounded as their own dtype is.
-        rounding = product_error(cosines.dtype, len(params)) + torch.finfo(sent.dtype).eps
+        rounding = product_error(cosines.dtype, len(params)) + torch.finfo(client_updates.dtype).eps
         furthest = self.threshold * (1 + _ROUNDING)
-        aligned = _distance(sign_alignment(sent, self.share)) <= furthest
+        aligned = _distance(sign_alignment(client_updates, self.share)) <= furthest
         similar = _distance(cosines, 4 * rounding) <= furthest
         selected = aligned & similar  # [m]
         bound = norms.new_zeros(())

@@ -51,16 +51,16 @@ class CentredClipping(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         """Return the clipped mean ``[d]``."""
-        sent = updates.client_updates  # [m, d]
+        client_updates = updates.client_updates  # [m, d]
         centre = torch.zeros_like(updates.global_params)
         if self.last_step is not None:
-            centre = self.last_step.to(sent)
+            centre = self.last_step.to(client_updates)
         for _ in range(self.iterations):
-            away = sent - centre  # [m, d]
+            away = client_updates - centre  # [m, d]
             distances = away.double().norm(dim=1)  # [m]
             bound = self._bound(distances)
             factors = torch.where(distances > bound, bound / distances, 1.0)
-            centre = centre + (factors.to(away) @ away) / len(sent)
+            centre = centre + (factors.to(away) @ away) / len(client_updates)
         if bool(centre.any()):  # Else the model stays, and there is no step to take back.
             self._step_before = self.last_step
         self.last_step = centre.cpu()

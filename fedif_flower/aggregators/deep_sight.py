@@ -91,14 +91,15 @@ class DeepSight(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent = updates.client_updates  # [m, d]
-        weights = sent[:, self._layer.weight].view(-1, *self._layer.shape)  # [m, classes, features]
+        client_updates = updates.client_updates  # [m, d]
+        weights = client_updates[:, self._layer.weight]
+        weights = weights.view(-1, *self._layer.shape)  # [m, classes, features]
         if self._layer.bias is None:
             # The layer itself is compared in place of its bias.
             biases = weights.new_zeros(weights.shape[:2])  # [m, classes]
             directions = weights.flatten(1)
         else:
-            biases = sent[:, self._layer.bias]
+            biases = client_updates[:, self._layer.bias]
             directions = biases
         energies = output_energies(weights, biases)
         ratios = self._ratios(updates).cpu()

@@ -48,16 +48,16 @@ class DnC(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return equal weights ``[m]`` for those that no iteration leaves out."""
-        sent = updates.client_updates  # [m, d]
-        m, d = sent.shape
+        client_updates = updates.client_updates  # [m, d]
+        m, d = client_updates.shape
         num_malicious = round(self.malicious_fraction * m)
         self._small_rounds.warn_unless_minority("DnC", num_malicious, m)
         num_honest = max(m - num_malicious, 1)
         generator = updates.generator("dnc")
         good = torch.ones(m, dtype=torch.bool)
         for _ in range(self.iterations):
-            chosen = torch.randperm(d, generator=generator)[:COORDINATES].to(sent.device)
-            part = sent[:, chosen].double()  # [m, coordinates]
+            chosen = torch.randperm(d, generator=generator)[:COORDINATES].to(client_updates.device)
+            part = client_updates[:, chosen].double()  # [m, coordinates]
             # The projections on v are an eigenvector of the small matrix, times a constant.
             _, vectors = torch.linalg.eigh(gram_matrix(part - part.mean(dim=0)))
             nearest = vectors[:, -1].square().argsort(stable=True)

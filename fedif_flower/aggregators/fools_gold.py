@@ -52,8 +52,8 @@ class FoolsGold(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]``; all 0 where every client has a like."""
-        sent = updates.shortened().client_updates.cpu()
-        for client, update in zip(updates.client_ids, sent, strict=True):
+        client_updates = updates.shortened().client_updates.cpu()
+        for client, update in zip(updates.client_ids, client_updates, strict=True):
             self.sums[client] = self.sums.get(client, 0) + update  # A new tensor, the first too.
         sums = torch.stack([self.sums[client] for client in updates.client_ids])  # [m, d]
         alike = cosines(gram_matrix(sums).cpu()).fill_diagonal_(0)  # [m, m]

@@ -188,12 +188,12 @@ def orthonormal(vectors: Sequence[Tensor], least: float) -> Tensor:
     """
     basis: list[Tensor] = []
     for vector in vectors:
-        rest = vector.double()
+        remainder = vector.double()
         for unit in (*basis, *basis):  # Twice, since rounding leaves some of it the first time.
-            rest = rest - (rest @ unit) * unit
-        length = torch.linalg.vector_norm(rest)
+            remainder = remainder - (remainder @ unit) * unit
+        length = torch.linalg.vector_norm(remainder)
         if length > least * torch.linalg.vector_norm(vector.double()):
-            basis.append(rest / length)
+            basis.append(remainder / length)
     if not vectors:
         return torch.zeros(0, 0, dtype=torch.float64)
     if not basis:

@@ -52,16 +52,16 @@ class SignGuard(CheckedFields):
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
-        sent = updates.client_updates  # [m, d]
+        client_updates = updates.client_updates  # [m, d]
         lengths = updates.squared_norms.double().cpu().sqrt()  # [m]
         median = lengths.quantile(0.5)
         usual_length = (self.shortest * median <= lengths) & (lengths <= self.longest * median)
 
-        d = sent.shape[1]
+        d = client_updates.shape[1]
         count = max(round(self.share * d), 1)
         order = torch.randperm(d, generator=updates.generator("sign-guard"))
-        drawn = order[:count].to(sent.device)
-        signs = sign_shares(sent[:, drawn])  # [m, 3]
+        drawn = order[:count].to(client_updates.device)
+        signs = sign_shares(client_updates[:, drawn])  # [m, 3]
         usual_signs = _largest_cluster(signs / signs.amax(dim=0).clamp_min(1e-8))
 
         selected = usual_length & usual_signs  # [m]

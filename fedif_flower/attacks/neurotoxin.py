@@ -43,8 +43,8 @@ class Neurotoxin(PixelTrigger):
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters, as received in the most used coordinates."""
         step = last_step(own).abs()
-        sent = own.trained.clone()
+        poisoned = own.trained.clone()
         if bool(step.any()):
-            used = step.topk(round(self.spared * len(step))).indices
-            sent[used] = own.received[used]
-        return sent
+            most_used = step.topk(round(self.spared * len(step))).indices
+            poisoned[most_used] = own.received[most_used]
+        return poisoned

@@ -115,8 +115,8 @@ def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | Non
     ``gradient`` [d] is the loss's at that point; ``squared_norms`` [m] are the updates', where they
     are known.
     """
-    here = gradient.to(client_updates.device)
-    return project_updates(client_updates, here, squared_norms).inner.cpu()
+    local_gradient = gradient.to(client_updates.device)
+    return project_updates(client_updates, local_gradient, squared_norms).inner.cpu()
 
 
 def block_contributions(

@@ -77,7 +77,7 @@ def read_config(
     settings = RunConfig.from_run_config({**values, KEY: MOST}, parts)
     if is_simulated(grid):
         num_nodes = len(simulated_nodes(grid))
-        which = "simulated"
+        whereabouts = "simulated"
         remedy = f'--federation-config "num-supernodes={max(100, 10 * num_nodes)}"'
     elif settings.resume:
         raise ConfigError(
@@ -86,14 +86,14 @@ def read_config(
         )
     else:
         num_nodes = len(wait_for_nodes(grid, _fewest_nodes(settings), NODE_TIMEOUT, KEY))
-        which = "online now"
+        whereabouts = "online now"
         remedy = "start SuperNodes before the run"
     config = RunConfig.from_run_config({**values, KEY: num_nodes}, parts)
     logger.info(
         "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
         KEY,
         num_nodes,
-        which,
+        whereabouts,
         config.clients_per_round,
         remedy,
     )

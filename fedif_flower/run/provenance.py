@@ -83,8 +83,8 @@ def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the SHA-256 of the code that a run may execute: this package's, and other modules'."""
     if not modules:
         return package_hash()
-    both = f"{package_hash()} {modules_hash(modules)}"
-    return hashlib.sha256(both.encode()).hexdigest()
+    hashes = f"{package_hash()} {modules_hash(modules)}"
+    return hashlib.sha256(hashes.encode()).hexdigest()
 
 
 def modules_hash(modules: Mapping[str, str]) -> str:

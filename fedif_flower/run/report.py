@@ -261,8 +261,8 @@ def bound_in_words(rounds: Iterable[Line]) -> str:
     steps = [row for row in rounds if row.get("slope") is not None]
     if not steps:
         return ""
-    held = [row for row in steps if row["bound_held"]]
-    words = f"The one-step bound of the descent lemma held in {len(held)} of {len(steps)} rounds"
+    num_held = sum(bool(row["bound_held"]) for row in steps)
+    words = f"The one-step bound of the descent lemma held in {num_held} of {len(steps)} rounds"
     # What the slope foretold, in parts of what the loss did.
     ratios = [row["slope"] / -row["decrease"] for row in steps if row["decrease"]]
     if ratios:

@@ -382,8 +382,8 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
     """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
     outputs = []
     with evaluation_mode(model)():
-        for some in torch.split(rows, _AT_ONCE):
-            *inputs, _ = take_rows(batch, some)
+        for chunk in torch.split(rows, _AT_ONCE):
+            *inputs, _ = take_rows(batch, chunk)
             outputs.append(model(*inputs).float())
     return torch.cat(outputs)
 
@@ -405,11 +405,11 @@ def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     pieces = []
     try:
         with evaluation_mode(model)():
-            for some in torch.split(torch.arange(count), _AT_ONCE):
+            for chunk in torch.split(torch.arange(count), _AT_ONCE):
                 if time.perf_counter() - began > seconds:
                     return None
                 layer_inputs.clear()
-                *inputs, _ = take_rows(batch, some)
+                *inputs, _ = take_rows(batch, chunk)
                 outputs = model(*inputs)
                 last = layer_inputs[-1] if layer_inputs else outputs
                 if last.dim() != 2:

@@ -131,30 +131,30 @@ def descend_weights(
     initial = initial_weights.double().cpu()
     model_length = float(torch.linalg.vector_norm(global_params.double()))
     lengths = squared_norms.sqrt().cpu()  # [m]
-    here = _start(landscape.look, initial / initial.sum(), lengths, model_length)
-    losses = [here.loss]
-    slopes_at_start = here.slopes
+    current = _start(landscape.look, initial / initial.sum(), lengths, model_length)
+    losses = [current.loss]
+    slopes_at_start = current.slopes
     rounding = math.sqrt(torch.finfo(client_updates.dtype).eps)
     for steps_left in range(steps, 0, -1):
-        slopes = here.slopes - here.weights @ here.slopes  # [m]
-        deviation = (here.weights @ slopes.square()).sqrt()
+        slopes = current.slopes - current.weights @ current.slopes  # [m]
+        deviation = (current.weights @ slopes.square()).sqrt()
         # A step lowers the loss by about the deviation. Where that is next to nothing, rounding
         # would part clients that sent the same: divided by the deviation, it is no longer small.
-        if not deviation > rounding * here.slopes.abs().max():
+        if not deviation > rounding * current.slopes.abs().max():
             break
         # Who has no weight keeps none, whatever its slope.
-        worse = torch.where(here.weights > 0, slopes / deviation, 0.0)  # [m]
+        worse = torch.where(current.weights > 0, slopes / deviation, 0.0)  # [m]
         # One of little weight may be many deviations better, and would be all that is left.
         worse = worse.clamp(min=-_MOST_GAIN)
-        exponents = here.weights.log() - step_size * worse
+        exponents = current.weights.log() - step_size * worse
         # No step starts from where the last one ends: it needs no slopes.
-        there = landscape.look(exponents.softmax(0), slopes=steps_left > 1)
-        if there.loss <= here.loss:
-            here = there
-            losses.append(here.loss)
+        candidate = landscape.look(exponents.softmax(0), slopes=steps_left > 1)
+        if candidate.loss <= current.loss:
+            current = candidate
+            losses.append(current.loss)
         else:
             step_size /= 2
-    return Descent(here.weights, tuple(losses), landscape.evaluations, slopes_at_start)
+    return Descent(current.weights, tuple(losses), landscape.evaluations, slopes_at_start)
 
 
 def descend_round(
@@ -256,12 +256,12 @@ class _Landscape:
 
 def _without_parts_along(directions: Sequence[Tensor], gradient: Tensor) -> Tensor:
     """Return a gradient ``[d]`` less its parts along some directions ``[d]``."""
-    rest = gradient.double()
-    for unit in orthonormal([direction.to(rest) for direction in directions], least=1e-6):
-        rest = rest - (rest @ unit) * unit
-    if rest.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
+    remainder = gradient.double()
+    for unit in orthonormal([direction.to(remainder) for direction in directions], least=1e-6):
+        remainder = remainder - (remainder @ unit) * unit
+    if remainder.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
         return torch.zeros_like(gradient)
-    return rest.to(gradient)
+    return remainder.to(gradient)
 
 
 def _start(

@@ -40,8 +40,8 @@ class LowersAnother(Colluder):
         if len(updates) < 2:
             return updates
         sent = updates.clone()
-        both = updates[0] + self.taken * updates[1]
-        length = both.norm()
+        joint_update = updates[0] + self.taken * updates[1]
+        length = joint_update.norm()
         if length > 0:
-            sent[0] = self.factor * updates[0].norm() / length * both
+            sent[0] = self.factor * updates[0].norm() / length * joint_update
         return sent

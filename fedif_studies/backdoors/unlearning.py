@@ -215,12 +215,12 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     if triggers[0].is_trigger:
         path = folder.path / "model-unlearned.pt"
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
-    both = {name: (before[name], _accuracy(split, model)) for name, split in splits.items()}
+    accuracies = {name: (before[name], _accuracy(split, model)) for name, split in splits.items()}
     return Unlearned(
         triggers,
-        validation=both["validation"],
-        test=both["test"],
-        attack_success=both.get("attack_success"),
+        validation=accuracies["validation"],
+        test=accuracies["test"],
+        attack_success=accuracies.get("attack_success"),
         path=path,
     )
 

@@ -151,10 +151,10 @@ def claimed(cell: Cell) -> Iterator[None]:
     path = claims(cell.config.run_dir.parent.parent) / f"{cell.digest}.lock"
     make_folder(path.parent)
     try:
-        held = FileLock(path).acquire(timeout=0)
+        lock = FileLock(path).acquire(timeout=0)
     except Timeout:
         raise CellTakenError("another queue runs it") from None
-    with held:
+    with lock:
         yield
 
 

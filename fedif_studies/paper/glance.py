@@ -192,8 +192,8 @@ def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
 
 def _differences(cases: Sequence[Mapping[Bar, MeanStd]], first: Bar, second: Bar) -> list[float]:
     """Return by how much one mean is above another, in the cases that have both."""
-    both = [figures for figures in cases if first in figures and second in figures]
-    return [figures[first].mean - figures[second].mean for figures in both]
+    comparable = [figures for figures in cases if first in figures and second in figures]
+    return [figures[first].mean - figures[second].mean for figures in comparable]
 
 
 def _lines(figures: Mapping[Bar, MeanStd]) -> list[Line]:

@@ -53,8 +53,8 @@ def owen_shapley(
     toggled = coalitions[:, None, :] ^ torch.eye(num_clients, dtype=torch.bool)  # [2M, m, m]
 
     utilities = utility(torch.cat([coalitions, toggled.flatten(0, 1)])).double()
-    here = utilities[: len(coalitions), None]  # [2M, 1]
-    there = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
-    marginals = torch.where(coalitions, here - there, there - here)
+    as_drawn = utilities[: len(coalitions), None]  # [2M, 1]
+    one_toggled = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
+    marginals = torch.where(coalitions, as_drawn - one_toggled, one_toggled - as_drawn)
     below, above = marginals.chunk(2)  # [M, m]: each coalition's, and its complement's.
     return mean_of_pairs((below + above) / 2)
