@@ -1,0 +1,255 @@
+"""The stages of a strategy, in their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, move_model
+from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, overrides
+from fedif_flower.valuation.validation import Validation
+
+
+class Stages:
+    """Applies stages in their order; without any, a round is taken as it is.
+
+    Parameters
+    ----------
+    stages : sequence of Stage
+        In the order in which they are applied.
+
+    Raises
+    ------
+    ConfigError
+        If something else is among them, or two stages choose where a round leads, or lead on.
+
+    Attributes
+    ----------
+    arrive : callable, optional
+        Changes an update ``[d]`` in place as it arrives, and returns its squared norm.
+    choosing : Stage, optional
+        The one that chooses where a round leads.
+    optimizer : ServerOptimizer, optional
+        The one that moves the model on after a round's own step.
+    make_groups : bool
+        Whether the strategy weighs groups of clients.
+    max_length : float
+        The longest that an update may be; infinite: there is no such bound.
+    """
+
+    def __init__(self, stages: Sequence[Stage] = ()) -> None:
+        if not isinstance(stages, Iterable):
+            raise ConfigError(f"stages = {stages!r}; allowed: a list of them, such as [Clip(2.0)]")
+        for stage in stages:
+            if not isinstance(stage, Stage):
+                raise ConfigError(f"stages: {stage!r}; allowed: stages, such as Clip(2.0)")
+        self._stages = tuple(stages)
+        self._arriving = [stage for stage in stages if overrides(stage, "arrive")]
+        self._before = [stage for stage in stages if overrides(stage, "before")]
+        choosing = [stage for stage in stages if overrides(stage, "choose")]
+        if len(choosing) > 1:
+            raise ConfigError(f"stages: {choosing}; allowed: one that chooses where a round leads")
+        optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
+        if len(optimizers) > 1:
+            raise ConfigError(f"stages: {optimizers}; allowed: one server optimizer")
+        self.choosing = choosing[0] if choosing else None
+        self.optimizer = optimizers[0] if optimizers else None
+        self.arrive = self._arrive if self._arriving else None
+        self.make_groups = any(stage.makes_groups for stage in stages)
+        self.max_length = min((stage.max_length for stage in stages), default=math.inf)
+
+    def __iter__(self) -> Iterator[Stage]:
+        return iter(self._stages)
+
+    def __repr__(self) -> str:
+        return repr(list(self._stages))
+
+    def begin(self, validation: Validation | None) -> None:
+        """Tell every stage what the strategy judges by."""
+        for stage in self:
+            stage.begin(validation)
+
+    @property
+    def remembering(self) -> list[Stage]:
+        """Those that remember earlier rounds."""
+        return [stage for stage in self if overrides(stage, "state_dict")]
+
+    def why_updates_are_read(self) -> str:
+        """Return the first reason why updates have to be seen, if there is one."""
+        for stage in self:
+            reason = stage.why_updates_are_read()
+            if reason:
+                return reason
+        return ""
+
+    def require_updates(self, most: int, allowed: str) -> int:
+        """Return how many updates a rule gets at most; raise ConfigError where a stage lacks some.
+
+        Parameters
+        ----------
+        most : int
+            Updates that come in a round at most.
+        allowed : str
+            How many that is, for errors.
+        """
+        for stage in self:
+            most = stage.require_updates(most, allowed)
+        return most
+
+    def _arrive(self, update: Tensor, squared_norm: float) -> float:
+        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
+        for stage in self._arriving:
+            squared_norm = stage.arrive(update, squared_norm)
+        return squared_norm
+
+    def before(self, updates: RoundUpdates) -> RoundUpdates:
+        """Return the round as the strategy is to weigh it.
+
+        Raises
+        ------
+        ValuationError
+            If a stage does not say whose work a row is.
+        """
+        for stage in self._before:
+            version = updates.client_updates._version  # It grows with each change in place.
+            staged = stage.before(updates)
+            in_place = updates.client_updates._version != version
+            if in_place or not _says_whose(updates, staged):
+                raise ValuationError(
+                    f"stage {type(stage).__name__} changes updates without saying whose they are: "
+                    "return updates.mixed(matrix) for means of them, factors for shorter ones"
+                )
+            if staged.num_clients != updates.num_clients and not stage.makes_groups:
+                raise ValuationError(
+                    f"stage {type(stage).__name__} makes {staged.num_clients} rows of "
+                    f"{updates.num_clients}; a stage that makes groups has makes_groups = True"
+                )
+            updates = staged
+        return updates
+
+    def settle(self, updates: RoundUpdates, proposed: Aggregation) -> Destination:
+        """Return where the weights of a round lead; each way there ends with their noise.
+
+        Raises
+        ------
+        ValuationError
+            If the model is not finite, no step leads to a finite validation loss, or a stage
+            leads where no coefficients do.
+        """
+        reached: list[Destination] = []
+
+        def move(coefficients: Tensor) -> Destination:
+            weights, rescaling = _weights_taken(
+                coefficients, updates.shortening, proposed.weights, proposed.rescaling
+            )
+            # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
+            weights_alone = replace(proposed, weights=weights, rescaling=rescaling).weights_alone
+            for_buffers = weights_alone * updates.buffer_shortening
+            params, buffers = move_model(updates, coefficients, for_buffers)
+            if proposed.noise is not None:
+                params = params + proposed.noise
+            destination = Destination(params, buffers, coefficients, weights, rescaling)
+            reached.append(destination)
+            return destination
+
+        proposal = Proposal(updates, proposed.weights, move, self.optimizer)
+        if self.choosing is None:
+            return move(proposal.coefficients)
+        chosen = self.choosing.choose(proposal)
+        if not any(chosen is destination for destination in reached):
+            raise ValuationError(
+                f"stage {type(self.choosing).__name__} leads where no coefficients of the updates "
+                "do: return what proposal.move(coefficients) returns"
+            )
+        return chosen
+
+    def combined(
+        self, updates: RoundUpdates, aggregation: Aggregation
+    ) -> tuple[ModelVectors, Aggregation]:
+        """Return the model that a round leads to, and the weights and coefficients that it took."""
+        if updates.unseen is not None:
+            weights = aggregation.weights
+            factors = updates.unseen.cut(weights.cpu() * updates.shortening)
+            aggregation = replace(aggregation, weights=weights * factors.to(weights))
+        step = self.settle(updates, aggregation)
+        counters = largest_counters(updates.model.counters, updates.counters, step.coefficients)
+        vectors = ModelVectors(step.params, step.buffers, counters)
+        aggregation = replace(
+            aggregation,
+            weights=step.weights,
+            applied=step.coefficients,
+            shortening=updates.client_shortening,
+            rescaling=step.rescaling,
+        )
+        return vectors, aggregation
+
+    def take_back(self) -> None:
+        """Tell every stage that the model goes back to the one before the last step."""
+        for stage in self:
+            stage.take_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each stage, in their order."""
+        return {"stages": [[type(stage).__name__, stage.state_dict()] for stage in self]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned.
+
+        Raises
+        ------
+        CheckpointError
+            If it is the state of other stages.
+        """
+        saved = state["stages"]
+        saved_names = [name for name, _ in saved]
+        if saved_names != [type(stage).__name__ for stage in self]:
+            raise CheckpointError(f"stages: {self}; saved: {saved_names}")
+        for stage, (_, stage_state) in zip(self, saved, strict=True):
+            stage.load_state_dict(stage_state)
+
+
+def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
+    """Return whether a round says of which clients' updates its rows are made."""
+    if after.mixing is not before.mixing:
+        if after.mixing is None:
+            return False
+        num_clients = before.num_clients if before.mixing is None else before.mixing.shape[1]
+        return tuple(after.mixing.shape) == (after.num_clients, num_clients)
+    if after.client_ids != before.client_ids:
+        return False
+    if after.client_updates is before.client_updates:
+        return True
+    return torch.equal(after.client_updates, before.client_updates)
+
+
+def _weights_taken(
+    coefficients: Tensor, shortening: Tensor, proposed: Tensor, rescaling: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weights ``[m]`` that coefficients are once updates are shortened.
+
+    With them comes what of them brings updates to another length, as ``rescaling`` is of the
+    proposed weights (see :class:`~fedif_flower.round.Aggregation`). The proposed weights are
+    returned to the bit where they lead to the coefficients.
+    """
+    if torch.equal(coefficients, proposed * shortening):
+        return proposed, rescaling
+    counted = shortening > 0
+    weights = torch.where(counted, coefficients / shortening.to(coefficients), 0.0)
+    total = proposed[counted].sum()
+    if not bool(total > 0):
+        return weights, rescaling
+    share = weights.sum() / total
+    if torch.allclose(weights[counted], share * proposed[counted], rtol=1e-9, atol=0.0):
+        # Of who is shortened to nothing the share of the weight is known all the same.
+        return torch.where(counted, weights, share * proposed), rescaling
+    if rescaling is None:
+        return weights, None
+    # Other weights bring no update to a length of its own, but all to the usual one.
+    without = torch.where(rescaling > 0, proposed / rescaling, 0.0)  # [m]
+    return weights, torch.full_like(rescaling, float(proposed.sum() / without.sum()))
