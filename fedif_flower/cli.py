@@ -200,9 +200,9 @@ def check_validation(
     """
     parsed = parse_config(config, {})
     from fedif_flower.run.config import ValidationSettings
-    from fedif_flower.run.folder import Table
     from fedif_flower.run.held_out import examine
     from fedif_flower.run.loaded_task import load_task
+    from fedif_flower.run.record_files import Table
     from fedif_flower.valuation.noise_profile import Suspect
 
     examination = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)

@@ -21,7 +21,8 @@ from typing import Any, Protocol, runtime_checkable
 from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, HOW_IT_BEGINS
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as, regular
-from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import cell
 
 RUN_CONFIG = "run_config"  # In the provenance: as Flower gave it to the app.

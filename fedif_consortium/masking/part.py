@@ -27,8 +27,8 @@ from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import JsonFile
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
+from fedif_flower.run.record_files import JsonFile
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.run import Callback
 from fedif_flower.settings import Settings, in_section, quiet_setting, setting

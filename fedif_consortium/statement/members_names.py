@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedif_consortium.evidence.names import MOST_LETTERS, is_name
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.folder import Table
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import text_in
 
 

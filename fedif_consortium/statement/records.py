@@ -29,7 +29,8 @@ from fedif_flower.attribution.table import (
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import Status
 from fedif_flower.run.completeness import Completeness, completeness
-from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 

@@ -24,11 +24,12 @@ from fedif_flower.registry import importing_only
 from fedif_flower.round import combine
 from fedif_flower.run.config import CreditSettings, RunConfig
 from fedif_flower.run.correction import with_recorded_noise
-from fedif_flower.run.folder import HELD_OUT_KEY, Table, files_of_rounds
+from fedif_flower.run.folder import HELD_OUT_KEY, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import csv_text
 from fedif_flower.run.secret_validation import PAYING_KEY, paying_part, with_recorded_loss
 from fedif_flower.run.strategy import build_strategy

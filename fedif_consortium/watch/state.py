@@ -15,9 +15,10 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
 from fedif_flower.run.correction import NOISE
-from fedif_flower.run.folder import JsonFile, RunFolder, Table
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.held_out import WITNESS, last_contradicted
 from fedif_flower.run.live_state import SECONDS_PER_SIGN
+from fedif_flower.run.record_files import JsonFile, Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import PAYING_WITNESS, examined_key, witness_of
 from fedif_flower.server.record import headline

@@ -12,10 +12,11 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import listed
 from fedif_flower.run.config import CreditSettings, RunConfig, UpdatesSettings
 from fedif_flower.run.federation import why_nobody_attacks
-from fedif_flower.run.folder import JsonFile, RunFolder
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import fingerprint
 from fedif_flower.run.modules import modules_of
 from fedif_flower.run.provenance import CODE, code_hash, modules_hash
+from fedif_flower.run.record_files import JsonFile
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import content_key
 from fedif_flower.tasks.images import settled

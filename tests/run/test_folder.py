@@ -15,8 +15,9 @@ import torch
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run import rows
-from fedif_flower.run.folder import JsonFile, RunFolder, Table, files_of_rounds, hold_directory
+from fedif_flower.run.folder import RunFolder, files_of_rounds, hold_directory
 from fedif_flower.run.provenance import tensors_hash
+from fedif_flower.run.record_files import JsonFile, Table
 from fedif_flower.run.rows import read_rows, read_table
 from tests.run.resuming import run, run_config
 

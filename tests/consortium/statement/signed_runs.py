@@ -27,7 +27,8 @@ from fedif_consortium.member.own_replies import OwnReplies, app_config
 from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.record_files import Table
 from fedif_flower.runtime.local_grid import ClientCall, LocalGrid
 from tests.run.resuming import run_config
 

@@ -18,7 +18,8 @@ from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run import federation
-from fedif_flower.run.folder import RunFolder, Table
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.record_files import Table
 from tests.consortium.commands.typed import call
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver

@@ -1,0 +1,109 @@
+"""How a run's records are written and read: JSON objects, and tables that grow."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import parse_json, read_whole
+from fedif_flower.run.rows import csv_text, read_rows, text_of_cells
+from fedif_flower.storage import write_atomically, writing
+
+
+class JsonFile:
+    """A JSON object in a file, written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, content: Mapping[str, Any]) -> None:
+        """Replace the file."""
+        write_atomically(self.path, json.dumps(content, indent=2) + "\n")
+
+    def read(self) -> dict[str, Any]:
+        """Return the object.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no file.
+        ConfigError
+            If it holds no JSON object.
+        """
+        try:
+            content = parse_json(read_whole(self.path))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path} is no JSON object: {error}") from error
+        if not isinstance(content, dict):
+            raise ConfigError(f"{self.path} is no JSON object")
+        return content
+
+    def read_if_there(self) -> dict[str, Any]:
+        """Return the object; nothing where there is no file."""
+        if not self.path.is_file():
+            return {}
+        return self.read()
+
+
+class Table:
+    """A CSV file that grows by whole lines; a last line cut off by a crash is not read.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    columns : sequence of str
+        Those that it always has.
+    """
+
+    def __init__(self, path: Path, columns: Iterable[str]) -> None:
+        self.path = path
+        self.columns = tuple(columns)
+        self._columns = self.columns  # With those that a run adds.
+
+    def begin(self, more: Iterable[str] = ()) -> None:
+        """Replace the file by a header, with this run's additional columns at its end."""
+        self._columns = (*self.columns, *more)
+        self.replace(())
+
+    def append(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Add lines, each given by its values by column; what is not there stays empty."""
+        with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
+            file.write(self._text(lines))
+
+    def replace(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Write header and lines, whole or not at all."""
+        write_atomically(self.path, csv_text([self._columns]) + self._text(lines))
+
+    def keep(self, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
+        """Leave out the lines of which this is false; all others stay as they were written."""
+        lines = [line for line in self.read() if is_kept(line)]
+        cells = [[line.get(name, "") for name in self._columns] for line in lines]
+        write_atomically(self.path, csv_text([self._columns]) + text_of_cells(cells))
+
+    def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
+        """Return lines as a CSV file holds them."""
+        columns = self._columns
+        return csv_text([line.get(name) for name in columns] for line in lines)
+
+    def read(self, rest: str | None = None, *, ended: bool = True) -> list[dict[str, str]]:
+        """Return the lines, each as texts by column; none where there is no file.
+
+        ``rest`` and ``ended`` are as in :func:`~fedif_flower.run.rows.read_rows`: a run's own
+        tables have an end to each line, those that a person writes perhaps not.
+
+        Raises
+        ------
+        ConfigError
+            If the file is no CSV file, or a line of it is not whole.
+        """
+        try:
+            return read_rows(self.path, rest, ended=ended)
+        except (csv.Error, OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path} cannot be read: {error}") from error
