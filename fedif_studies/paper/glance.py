@@ -159,7 +159,10 @@ def glance_picture(results: Path) -> Picture:
     lacking = 0
     for _, figures in by_case:
         lacking += 2 * len(METHODS) - len(figures)
-    caption = f"Not measured: {lacking} of {2 * len(METHODS) * len(CASES)} points."
+    num_points = 2 * len(METHODS) * len(CASES)
+    caption = f"All {num_points} points are measured."
+    if lacking:
+        caption = f"Not measured: {lacking} of {num_points} points."
 
     def draw(sheet: Sheet) -> str:
         return plot.draw(sheet, title, finding, entries, marks)

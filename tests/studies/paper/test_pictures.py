@@ -21,6 +21,7 @@ from fedif_studies.paper.tables import TABLES
 from fedif_studies.pictures.panels import SHEETS
 from tests.studies.lab.small import DEFAULTS, write_result
 from tests.studies.paper.test_tables import accuracies, settings
+from tests.test_docs_names import DOCS
 
 HEAVY = "label-noise_0.7_0.7-0.8"
 MARKS = "".join(
@@ -268,3 +269,4 @@ def test_a_glance_counts_what_is_not_measured(tmp_path):
     picture = glance_picture(tmp_path)
     assert picture.caption == f"Not measured: {6 * len(CASES)} of {6 * len(CASES)} points."
     assert points_in(picture.draw(SHEETS[0])) == {}
+    assert glance_picture(DOCS / "results").caption == "All 36 points are measured."
