@@ -94,16 +94,20 @@ def test_an_error_is_one_line_without_a_traceback(fedif, tmp_path, words, error)
 
 
 @pytest.mark.parametrize(
-    ("rounds", "summary"),
-    [("x,y\n1,2\n", '{"x": 1}'), ("x,y\n1,2\n", ""), ("round,status\n1,fine\n", '{"config": {}}')],
+    ("rounds", "summary", "words"),
+    [
+        ("x,y\n1,2\n", '{"x": 1}', "{here} holds no run that can be read"),
+        ("x,y\n1,2\n", "", "the tables of {here} cannot be read"),
+        ("round,status\n1,fine\n", '{"config": {}}', "{here} holds no run that can be read"),
+    ],
 )
-def test_what_another_program_wrote_is_shown_as_no_run(fedif, tmp_path, rounds, summary):
+def test_what_another_program_wrote_is_shown_as_no_run(fedif, tmp_path, rounds, summary, words):
     (tmp_path / "rounds.csv").write_text(rounds)
     if summary:
         (tmp_path / "summary.json").write_text(summary)
     status, _, said = fedif("show", tmp_path)
     assert status == 1
-    assert said.startswith(f"error: {tmp_path} holds no run that can be read: KeyError(")
+    assert said.startswith(f"error: {words.format(here=tmp_path)}: KeyError(")
 
 
 def test_of_a_key_in_two_options_the_later_counts():
