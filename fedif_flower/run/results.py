@@ -134,7 +134,8 @@ class Run:
     def __repr__(self) -> str:
         """Say how far it came."""
         where = repr(str(self.folder.path))
-        rounds = "1 round" if self.last_round == 1 else f"{self.last_round} rounds"
+        last_round = self.last_round  # Which reads the table of rounds.
+        rounds = "1 round" if last_round == 1 else f"{last_round} rounds"
         return f"Run({where}: {self.title}, {rounds}, {self.state})"
 
     @property
