@@ -236,7 +236,10 @@ class RunRecorder(RunWriter):
             except TrainingFailedError as error:
                 logger.warning("%s; going on with those that are there", error)
         self.checkpoints.go_on(checkpoint)
-        logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
+        if self.rounds_left:
+            logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
+        else:
+            logger.info("Resumed: all %d rounds are done, only the end is made again", last)
         return arrays
 
     def _take_over(self, checkpoint: Checkpoint) -> ArrayRecord:

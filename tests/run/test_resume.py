@@ -165,7 +165,8 @@ def test_a_pause_that_ends_as_a_simulation_goes_on_does_not_hold_to_its_end(tmp_
     assert told == [("3", "0", "paused"), ("4", "0", "there")]
 
 
-def test_a_completed_run_is_only_reported_again(tmp_path):
+def test_a_completed_run_is_only_reported_again(tmp_path, caplog):
+    caplog.set_level("INFO")
     config = run_config(tmp_path, resume="auto", num_server_rounds=2)
     run_dir = run(config)
     names = ("rounds.csv", "clients.csv", "model.pt", "report.md")
@@ -173,6 +174,8 @@ def test_a_completed_run_is_only_reported_again(tmp_path):
     (run_dir / "report.md").unlink()
     run(config, LocalGrid(client_app, 0))
     assert [(run_dir / name).read_bytes() for name in names] == before
+    assert "Resumed: all 2 rounds are done" in caplog.text
+    assert "is next" not in caplog.text
 
 
 def test_a_run_is_replaced_where_that_is_asked_for_alone(tmp_path):
