@@ -262,7 +262,7 @@ def test_the_contrastive_term_by_hand(layer):
         # cos 1 to the global model's, 0 to the last one's
         expected = -2.0 * math.log(math.exp(2) / (math.exp(2) + 1))
         loss = term.loss()
-        assert float(loss) == pytest.approx(expected)
+        assert loss.item() == pytest.approx(expected)
         loss.backward()
     assert model.body.weight.grad is not None
     assert model.head.weight.grad is None

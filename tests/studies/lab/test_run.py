@@ -85,16 +85,16 @@ def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, mon
     starts = [("first", 1), ("old", 2), ("newer", 3), ("newer", None)]
     for loaded, stops_at in starts:
         monkeypatch.setattr(cells, "loaded_revision", lambda loaded=loaded: loaded)
-        monkeypatch.setattr(CellProgress, "__call__", partial(stop_at, stops_at))
+
+        def stop(_: CellProgress, row: Round, last: int | None = stops_at) -> None:
+            if row.round == last:
+                raise ConfigError("stopped")
+
+        monkeypatch.setattr(CellProgress, "__call__", stop)
         assert run_cells([cell], 1) == (stops_at is None)
     assert revision_of(cell) == "old and newer"
     assert run_cells([cell], 1, again=True)
     assert revision_of(cell) == "newer"
-
-
-def stop_at(last: int | None, row: Round) -> None:
-    if row.round == last:
-        raise ConfigError("stopped")
 
 
 def revision_of(cell: Cell) -> str:
