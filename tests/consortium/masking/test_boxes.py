@@ -73,6 +73,8 @@ def resigned(content: bytes) -> bytes:
         (resigned(box_of(KEY)[:HEADER] + bytes(32) + box_of(KEY)[HEADER + 32 : -64]), KEY, "seal"),
         (bytes(400), KEY, "400 bytes are no box of this version"),
     ],
+    # The boxes themselves differ from process to process.
+    ids=["another member's", "for another", "another header", "a low order", "no box"],
 )
 def test_what_is_no_box_of_this_member_for_this_keeper_is_refused(box, member, reason):
     with pytest.raises(ReplyError, match=reason):
