@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
@@ -228,7 +229,11 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
             torch.stack(apart_by_draw).double().mean(dim=0),
         ]
     ).mean(dim=0)
-    return density_clusters(distances, 2)
+    # Many of these are equal, and HDBSCAN breaks ties by place: the places are the models' own.
+    places = torch.from_numpy(np.lexsort(energies.cpu().numpy().T))  # [m]
+    clusters = torch.empty(len(places), dtype=torch.long)
+    clusters[places] = density_clusters(distances[places][:, places], 2)
+    return clusters
 
 
 def deep_sight_coefficients(
