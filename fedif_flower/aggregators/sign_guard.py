@@ -6,6 +6,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,5 +88,8 @@ def _largest_cluster(points: Tensor) -> Tensor:
     shift = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False)
     with warnings.catch_warnings():  # That each point has a bin of its own.
         warnings.simplefilter("ignore")
-        labels = torch.from_numpy(shift.fit(points.numpy()).labels_)  # -1: in no cluster.
+        # Of clusters of one size the first counts: their order is the points' own.
+        places = np.lexsort(points.numpy().T)  # [m]
+        labels = torch.empty(len(places), dtype=torch.long)  # -1: in no cluster.
+        labels[places] = torch.from_numpy(shift.fit(points.numpy()[places]).labels_)
     return labels == torch.bincount(labels + 1)[1:].argmax()
