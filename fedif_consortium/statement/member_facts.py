@@ -62,16 +62,18 @@ def _equal_parts(records: RunRecords) -> dict[int, float]:
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 
 
-def _turn_facts(turn: MemberTurns | None) -> dict[str, int]:
+def _turn_facts(turn: MemberTurns | None) -> dict[str, int | None]:
     """Return what became of the requests to a member, which may never have had a turn."""
     if turn is None:
-        return dict.fromkeys(("asked", "taken_part", "refused", "away", "late"), 0)
+        none = dict.fromkeys(("asked", "taken_part", "refused", "away", "late"), 0)
+        return {**none, "revoked_in": None}
     return {
         "asked": turn.count["asked"],
         "taken_part": turn.usable,
         "refused": turn.count["refused"],
         "away": turn.count["missing"],
         "late": turn.count["late"],
+        "revoked_in": turn.revoked_in,
     }
 
 
@@ -81,12 +83,8 @@ def _reply_facts(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> dict
     signed_replies = [reply for reply in accepted if (reply.round, reply.client_id) in signed]
     examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
     scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
-    revoked_in = None
-    if replies and replies[-1].status == "revoked":
-        revoked_in = replies[-1].round
     return {
         "signed": len(signed_replies),
-        "revoked_in": revoked_in,
         "examples": max(examples, default=None),
         "weight_score": scores[-1] if scores else None,
         "refusals": tuple(_refusals(replies).most_common()),

@@ -259,6 +259,15 @@ class Watched:
                 members.append(WatchedMember(**values))
             return sorted(members, key=_order_of)
 
+    def _revoked(self, last_statuses: Mapping[int, str]) -> list[int]:
+        """Return whose registration has ended: by a reply, or as nobody was waiting for one."""
+        presences = _by_client(self.folder.attendance, {"presence": ("string", "last")})
+        return [
+            client_id
+            for client_id, last_status in last_statuses.items()
+            if "revoked" in (last_status, presences.get(client_id, {}).get("presence"))
+        ]
+
     def _states(self, last_statuses: Mapping[int, str]) -> dict[int, str]:
         """Return what becomes of members in the present round, else their last status."""
         live = self.live
@@ -268,8 +277,7 @@ class Watched:
         for client_id, decision in decisions.items():
             if decision["until_round"] > present_round:
                 left_out[client_id] = "quarantined"
-        revoked = [client_id for client_id, last in last_statuses.items() if last == "revoked"]
-        left_out.update(dict.fromkeys(revoked, "revoked"))
+        left_out.update(dict.fromkeys(self._revoked(last_statuses), "revoked"))
         if not self.is_running:
             return {**last_statuses, **left_out}
 

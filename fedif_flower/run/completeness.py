@@ -60,8 +60,8 @@ class MemberTurns:
         Requests and absences, by what they were; ``asked``: requests that the end did not cut off.
     participation : float, optional
         In [0, 1]; ``None``: it never had a turn.
-    is_revoked : bool
-        Whether its registration had ended in the end.
+    revoked_in : int, optional
+        The round in which its registration was seen to have ended; ``None``: it had not.
     seen : str
         When it was seen last, in words; empty: it was there to the end.
     rounds : str
@@ -73,7 +73,7 @@ class MemberTurns:
     name: str
     count: Mapping[str, int]
     participation: float | None
-    is_revoked: bool
+    revoked_in: int | None
     seen: str
     rounds: str
 
@@ -91,13 +91,13 @@ class MemberTurns:
     def has_gaps(self) -> bool:
         """Whether a reply of it is missing, or could not be asked for."""
         gaps = ("missing", "refused", "offline", "paused")
-        return self.is_revoked or any(self.count[gap] for gap in gaps)
+        return self.revoked_in is not None or any(self.count[gap] for gap in gaps)
 
     @property
     def description(self) -> str:
         """Its name and share, and since when it is gone, in words."""
         words = [self._share()]
-        if self.is_revoked:
+        if self.revoked_in is not None:
             words.append("registration ended")
         if self.seen:
             words.append(f"last seen: {self.seen}")
@@ -148,6 +148,7 @@ class _Recorded:
     partition_id: int = -1
     requests: dict[int, Outcome] = field(default_factory=dict)
     changes: list[Line] = field(default_factory=list)
+    revoked_by_reply: int | None = None  # In which round; None: by its last reply it was not.
     delay: int = 0  # The longest of a late reply that counted, in rounds.
 
     def add(self, reply: Line) -> None:
@@ -155,6 +156,9 @@ class _Recorded:
         self.partition_id = reply["partition_id"]
         began = reply["asked_in"] or reply["round"]
         outcome = _outcome(reply)
+        self.revoked_by_reply = None
+        if reply["status"] == "revoked":
+            self.revoked_by_reply = reply["round"]
         if outcome == "late":
             self.delay = max(self.delay, reply["round"] - began)
         before = self.requests.get(began)
@@ -205,7 +209,7 @@ class _Recorded:
             name=called(self.client_id, self.partition_id, name),
             count=count,
             participation=participation,
-            is_revoked=bool(self.changes) and self.changes[-1]["presence"] == "revoked",
+            revoked_in=self._revoked_in(),
             seen=self._seen(),
             rounds=letters,
         )
@@ -223,6 +227,17 @@ class _Recorded:
                 if number not in self.requests:
                     absences[number] = change["presence"]
         return absences
+
+    def _revoked_in(self) -> int | None:
+        """Return in which round its registration was seen to have ended, if it had in the end.
+
+        A request that is open tells it in its own round, the roll call in the next one.
+        """
+        if self.revoked_by_reply is not None:
+            return self.revoked_by_reply
+        if self.changes and self.changes[-1]["presence"] == "revoked":
+            return int(self.changes[-1]["round"])
+        return None
 
     def _seen(self) -> str:
         """Return when it was seen last, if it is gone."""

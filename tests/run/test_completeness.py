@@ -106,7 +106,8 @@ class Roll:
         self.roll = RollCall()
         self.now = 0.0
         self.online = []
-        monkeypatch.setattr(presence, "time", SimpleNamespace(time=self.tick))
+        clocks = SimpleNamespace(time=self.tick, monotonic=lambda: self.now)
+        monkeypatch.setattr(presence, "time", clocks)
 
     def tick(self) -> float:
         self.now += 1.0
@@ -149,6 +150,71 @@ def test_whose_registration_ended_is_no_member_any_more(roll, monkeypatch):
     )
     monkeypatch.setattr(ScreenedGrid, "polling", polling)
     assert roll.call(1001, 1002) == [(1001, "offline", 1001.5), (1002, "revoked", 1002.5)]
+
+
+def test_whose_registration_ends_while_it_is_offline_is_looked_up_once_a_minute(roll, monkeypatch):
+    looked_up = []
+    ended = set()
+
+    def unregistered(nodes):
+        looked_up.append(list(nodes))
+        return ended & set(looked_up[-1])
+
+    polling = SimpleNamespace(unregistered=unregistered, last_seen=lambda _: 1.5)
+    monkeypatch.setattr(ScreenedGrid, "polling", polling)
+    roll.call()
+    assert roll.call(1001, 1002) == [(1001, "offline", 1.5), (1002, "offline", 1.5)]
+    ended.add(1002)
+    assert roll.call(1001, 1002) == [(1002, "revoked", 1.5)]
+    ended.add(1001)
+    assert roll.call(1001, 1002) == []
+    roll.now += 60.0
+    assert roll.call(1001, 1002) == [(1001, "revoked", 1.5)]
+    roll.now += 60.0
+    assert roll.call(1001, 1002) == []
+    assert looked_up == [[1001, 1002], [1001, 1002], [1001]]
+    # Who is offline as a run goes on is looked up at once.
+    roll.roll = RollCall()
+    for client_id, word in ((1000, "there"), (1001, "offline"), (1002, "revoked")):
+        roll.roll.go_on([Change(NODES[client_id], word, None).line(1)], is_simulated=False)
+    assert roll.call(1001, 1002) == [(1001, "revoked", 1.5)]
+
+
+def test_of_many_that_are_offline_some_are_looked_up_at_a_time(roll, monkeypatch):
+    monkeypatch.setattr(presence, "_MOST_LOOKED_UP", 1)
+    looked_up = []
+    polling = SimpleNamespace(
+        unregistered=lambda nodes: set(looked_up.append(list(nodes)) or ()),
+        last_seen=lambda _: 1.5,
+    )
+    monkeypatch.setattr(ScreenedGrid, "polling", polling)
+    roll.call()
+    roll.call(1001, 1002)
+    for _ in range(3):
+        roll.now += 60.0
+        assert roll.call(1001, 1002) == []
+    assert looked_up == [[1001, 1002], [1001], [1002], [1001]]
+
+
+def test_nobody_counts_on_a_member_that_is_removed_while_it_is_offline():
+    """Bob is offline in round 2, and removed before round 3: he missed one turn, not three."""
+    changes = [*GONE, *change(3, 2, "revoked")]
+    rounds = [Round(number, num_online=2).line() for number in range(1, 5)]
+    judged = completeness(rounds, AWAY, changes, NAMES, {})
+    bob = next(member for member in judged.members if member.name == "bob")
+    assert (bob.rounds, bob.participation, bob.revoked_in) == ("+orr", 0.5, 3)
+    assert judged.verdict == "complete with gaps"
+
+
+def test_a_reply_says_that_a_registration_ended_before_the_roll_call_does():
+    replies = [*answers(1, 1, 2, 3, 4), *answers(2, 1), *answers(2, 2, status="revoked")]
+    rounds = [Round(number, num_online=1).line() for number in range(1, 5)]
+    for changes in ([], change(3, 2, "revoked")):
+        judged = completeness(rounds, replies, changes, NAMES, {})
+        assert {member.name: member.revoked_in for member in judged.members} == {
+            "ada": None,
+            "bob": 2,
+        }
 
 
 def test_pauses_and_what_ends_them(roll):

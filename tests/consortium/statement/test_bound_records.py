@@ -333,6 +333,10 @@ RESTS_ON: dict[str, tuple[Callable[[RunFolder], None], str]] = {
         ),
         "never_drawn is_drawn names",
     ),
+    "registrations that ended while nobody waited for a reply": (
+        lambda run: rewrite(run.attendance, lambda rows: [*rows, {**rows[0], **LEFT}]),
+        "completeness.verdict completeness.reasons member.revoked_in",
+    ),
     "who was there in attendance.csv": (
         lambda run: rewrite(
             run.attendance, lambda rows: [*rows, {**rows[0], **LEFT, "presence": "offline"}]

@@ -88,6 +88,20 @@ def test_each_member_has_one_state_while_a_round_goes_on(tmp_path):
     ]
 
 
+def test_who_was_removed_while_nobody_waited_for_a_reply_is_revoked(tmp_path):
+    live = {"round": 4, "asked": asked(1), "online": [1]}
+    folder = make_folder(tmp_path, [client(1, 1), client(1, 2), client(1, 3)], live=live)
+    folder.attendance.begin()
+    for client_id, presence in ((1, "there"), (2, "offline"), (3, "offline"), (3, "revoked")):
+        line = {"round": 2, "partition_id": 0, "client_id": client_id, "presence": presence}
+        folder.attendance.append([line])
+    assert [(member.client_id, member.state) for member in watched(folder).members] == [
+        (3, "revoked"),
+        (2, "offline"),
+        (1, "training"),
+    ]
+
+
 LINES = [
     client(1, 7, weight=0.75, weight_score=0.5),
     client(1, LARGE, "refused", rejection='a, "quoted" reason'),
