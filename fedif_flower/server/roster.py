@@ -11,6 +11,7 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
+from fedif_flower.messages.text import enumerated
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.nodes import (
     MOST_QUESTIONS,
@@ -171,6 +172,7 @@ class NodeDirectory:
             return last_online
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
         self._identify_nodes(grid, unknown)
+        self._warn_of_successors(unknown, node_ids)
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
         # Of a million members that are still the same ones nothing has to be found out again.
@@ -188,6 +190,23 @@ class NodeDirectory:
             identified = {node.node_id: node for node in self._identify(grid, node_ids)}
         for node_id in node_ids:
             self._known[node_id] = identified.get(node_id) or ClientNode(UNKNOWN_PARTITION, node_id)
+
+    def _warn_of_successors(self, new_ids: Sequence[int], online_ids: Sequence[int]) -> None:
+        """Warn of nodes that say they hold what one that is offline held: they begin anew."""
+        new_nodes = [self._known[node_id] for node_id in new_ids]
+        if all(node.is_simulated for node in new_nodes):  # Their partitions are who they are.
+            return
+        offline = self._known.keys() - online_ids
+        held_before = {self._known[node_id].partition_id for node_id in offline}
+        held_before.discard(UNKNOWN_PARTITION)
+        successors = [node.label for node in new_nodes if node.partition_id in held_before]
+        if successors:
+            logger.warning(
+                "new members: %s: each holds what a node that is offline held, and begins without "
+                "its score. A SuperNode stays the same member when it is started again if the "
+                "SuperLink knows its key (--enable-supernode-auth)",
+                enumerated(successors),
+            )
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
         """Return what clients are called, known or not, by their ids; all different."""

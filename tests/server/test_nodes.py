@@ -82,6 +82,21 @@ def test_a_partition_that_two_claim_is_nobody_s(caplog):
     assert [n.partition_id for n in alone] == [0, 1]
 
 
+def test_a_node_that_comes_for_one_that_is_gone_is_told_to_be_a_new_member(caplog):
+    """As a SuperNode does that is started again without a key; 1002 is no such one."""
+    directory = NodeDirectory(identify_by_query, timeout=1.0)
+    grid = LocalGrid(claiming({4: 1}), 5)
+    for node_ids in ([1000, 1001], [1000, 1002, 1003], [1000, 1002]):
+        grid.node_ids = node_ids
+        directory.online(grid, 1)
+    assert "new member" not in caplog.text
+    grid.node_ids = [1000, 1002, 1004]
+    assert [n.partition_id for n in directory.online(grid, 1)] == [0, 1, 2]
+    directory.online(grid, 1)
+    assert caplog.text.count("new member") == 1
+    assert "new members: client 1 (node 1004): each holds what" in caplog.text
+
+
 @pytest.mark.parametrize("claim", [True, -1, 2**31, 1.0, "0", b"0"])
 def test_a_partition_is_a_whole_number(claim, caplog):
     unknown, known = asked(LocalGrid(claiming({0: claim}), 2))
