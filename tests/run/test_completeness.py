@@ -43,6 +43,12 @@ CUT = [*answers(1, 1, 2, 3), line(4, 1, "late"), *answers(2, 1, 2, 3, 4, status=
 AWAY = [*answers(1, 1, 2, 3, 4), *answers(2, 1), *answers(3, 1, 2, 3, 4)]
 GONE = change(2, 2, "offline", "2026-01-01 09:30:05")
 SILENT = [*answers(1, 1, 2), *answers(2, 1, 2, status="away"), *answers(3, 1, 2)]
+# Bob was once a round late, and so may be two rounds late at the end; cyd never was.
+OPEN = [*answers(1, 1, 2, 3, 4), line(1, 2, "late"), line(2, 2, asked_in=1), line(2, 2, "late")]
+OPEN += [*answers(3, 1), line(2, 3, "late")]
+THREE = {"pace.late-rounds": 3}
+# Of two, one is there from round 2 on.
+ALONE = [*answers(1, 1, 2, 3, 4), *answers(2, 1)]
 ANY = {"rounds": 2, "least-participation": 0.0}
 LEFT = [*ALL[:8], *answers(3, 1)]
 REVOKED = [*change(1, 3, "there", "2026-01-01 09:00:00"), *change(2, 3, "revoked", "09:30")]
@@ -66,6 +72,9 @@ SEEN = "last seen: round 1, 2026-01-01 09:30:05 UTC"
         (CUT, {}, {"ada": "+++-"}, "incomplete", "bob"),
         (AWAY, {"changes": GONE}, {"bob": "+ooo"}, "incomplete", f"turns: bob (33 %; {SEEN})."),
         (AWAY, {"changes": GONE, "least-participation": 0.3}, {}, GAPS, "bob"),
+        (ALONE, {"changes": GONE, "online": 1}, {}, "incomplete", f"turns: bob (25 %; {SEEN})."),
+        (OPEN, THREE, {"bob": "~>..", "cyd": "+-.."}, GAPS, "1 of 3 members missed turns: cyd"),
+        ([*OPEN, line(3, 2, "away", 2)], THREE, {"bob": "~-.."}, GAPS, "bob (50 %)"),
         (SILENT, ANY, {"bob": "--"}, GAPS, "Never answered: bob (never answered)."),
         (SILENT, {"rounds": 2, "changes": GONE}, {}, "incomplete", f"(never answered; {SEEN})"),
         (LEFT, {"changes": REVOKED}, {"cyd": "+rrr"}, GAPS, "cyd (100 %; registration ended; last"),
@@ -82,6 +91,20 @@ def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, words):
     assert {m.name: m.rounds for m in judged.members if m.name in letters} == letters
     assert judged.verdict == verdict
     assert words in judged.headline
+
+
+@pytest.mark.parametrize(
+    ("online", "words"),
+    [
+        (2, "Every request was answered. Never drawn: 1 member: cyd (never asked)."),
+        # Three are in no table.
+        (5, "Every request was answered. Never drawn: 4 members."),
+    ],
+)
+def test_who_was_there_and_never_drawn_is_counted(online, words):
+    rounds = [Round(number, num_online=online).line() for number in range(1, 5)]
+    judged = completeness(rounds, answers(1, 1, 2, 3, 4), change(1, 3, "there"), NAMES, {})
+    assert judged.headline == f"Complete: {words}"
 
 
 def test_a_report_tells_in_how_many_rounds_nobody_was_to_ask_a_member():

@@ -106,6 +106,31 @@ def test_a_federation_of_mostly_failing_members_stops(erring, num_nodes, fractio
     assert "out of memory" in error
 
 
+def test_half_are_not_most():
+    asked, _, error = run(5, 10, 12)
+    assert (len(asked), error) == (12, "")
+
+
+def test_more_than_by_chance_is_four_standard_deviations():
+    """Of 30 that are asked, half err by chance, give or take 2.74: the bound is 25.95."""
+    nodes = [ClientNode(i, i) for i in range(1000)]
+
+    def three_rounds(*num_erring: int) -> None:
+        failures = MemberFailures(3)
+        for number, count in enumerate(num_erring):
+            members = nodes[10 * number : 10 * number + 10]
+            accepted = [AcceptedReply(node, None, 1.0, {}) for node in members[count:]]
+            refused = [RefusedReply(node, "boom", "failed") for node in members[:count]]
+            current = Round(
+                number + 1, members=members, online=nodes, accepted=accepted, refused=refused
+            )
+            failures.update(current, why_failed="")
+
+    three_rounds(9, 9, 7)
+    with pytest.raises(TrainingFailedError, match="26 of the 30 asked in 3 rounds"):
+        three_rounds(9, 9, 8)
+
+
 def test_what_the_server_remembers_goes_on_after_a_restart():
     _, first, _ = run(1, 5, 5)  # fails in rounds 1, 2 and 4, then is paused until round 7
     _, second, _ = run(0, 5, 0)

@@ -38,6 +38,11 @@ def test_min_max_does_not_stretch_rounding(scale, dtype):
     assert min_max(scores, resolution=scale).tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize(("resolution", "normalized"), [(1.99, [0.0, 1.0]), (2.0, [1.0, 1.0])])
+def test_min_max_takes_a_range_within_the_resolution_for_chance(resolution, normalized):
+    assert min_max(vector(3.0, 5.0), resolution).tolist() == normalized
+
+
 def test_smooth_update_by_hand():
     ledger = ScoreLedger(0.3)
     # From 0: 0.7 * 0 + 0.3 * psi.
