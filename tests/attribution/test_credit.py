@@ -67,6 +67,24 @@ def test_a_long_update_counts_as_so_much_longer_than_usual():
     assert bound(again, grown).length.tolist() == bound(bounds, grown).length.tolist()
 
 
+def test_the_usual_length_is_that_of_all_rounds():
+    bounds = CreditBounds()
+    # In medians of their rounds, members had 1/2, 1 and 4, and then 4, 1 and 1/2.
+    bound(bounds, torch.diag(torch.tensor([1.0, 2.0, 8.0])))
+    credit = bound(bounds, torch.diag(torch.tensor([8.0, 2.0, 1.0])))
+    # Means of logarithms: 2^(1/2), 1 and 2^(1/2). So 2 * 2^(1/2) is usual.
+    expected = [length / (2 * math.sqrt(2)) for length in (8.0, 2.0, 1.0)]
+    assert credit.length.tolist() == near(expected)
+
+
+def test_who_does_not_move_has_no_length_and_changes_no_other_s():
+    bounds = CreditBounds()
+    for _ in range(2):
+        credit = bound(bounds, torch.diag(torch.tensor([0.0, 0.0, 1.0, 2.0, 4.0])))
+        assert credit.length.tolist() == near([0.0, 0.0, 0.5, 1.0, 2.0])
+        assert credit.kept.tolist() == near([1.0, 1.0, 1.0, 1.0, 1.25 / 2])
+
+
 def test_lengths_grow_with_examples_as_the_members_do():
     examples = torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])
     lengths = 3.0 * examples.sqrt()

@@ -349,6 +349,20 @@ def test_a_model_that_swings_goes_on_swinging():
     assert abs(place - 3.0) < 0.5
 
 
+@pytest.mark.parametrize(
+    ("least", "words"),
+    [
+        (9.0, "it hardly fell: from 10 to 9 at best; try a lower learning-rate"),
+        (8.9, "this is no reason to worry, since the loss fell from 10 to 8.9"),
+    ],
+)
+def test_a_bound_that_held_is_no_reason_to_worry_where_the_loss_fell_by_a_tenth(least, words):
+    bound = LossBound(held_out())
+    bound.load_state_dict({"first": 10.0, "least": least, "held": 2})
+    assert "in 2 rounds the whole step would have raised the validation loss" in bound.remark()
+    assert words in bound.remark()
+
+
 def test_a_step_that_misses_the_bound_begins_a_new_mean():
     momentum = FedAvgM(0.5, 0.5)
     momentum.advance(torch.zeros(1), torch.tensor([-8.0]))
