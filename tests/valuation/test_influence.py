@@ -14,6 +14,7 @@ from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.round import combine
 from fedif_flower.valuation.descent import Descent, descend_weights
 from fedif_flower.valuation.influence import (
+    Projections,
     influence_from,
     influence_resolution,
     project_updates,
@@ -21,6 +22,10 @@ from fedif_flower.valuation.influence import (
 )
 from fedif_flower.valuation.ledger import ScoreLedger, min_max
 from fedif_flower.valuation.shapfed import class_contributions, shapfed_contributions
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def psi(updates: Tensor, gradient: Tensor) -> list[float]:
@@ -48,6 +53,15 @@ def test_ties_and_near_ties_have_the_same_scores(dtype, d, seed, lengths, orthog
     for rows in (tied, near, near[:, shuffled]):
         own = gradient[shuffled] if rows is not tied and rows is not near else gradient
         assert psi(rows, own.to(dtype)) == [1.0] * len(lengths)
+
+
+def test_what_rounding_may_make_of_equal_influences_by_hand():
+    """Products err by 0.5 times an update's length, which is 2 and 3; two are compared."""
+    found = Projections(vector(1.0, 1.0), vector(4.0, 9.0), error=0.5)
+    assert influence_resolution(found) == 1.5
+    assert influence_resolution(found, weight_normalization=False) == 1.5 * 3
+    nobody = Projections(vector(), vector(), error=0.5)
+    assert influence_resolution(nobody, weight_normalization=False) == 1.5
 
 
 @pytest.mark.parametrize("size", [1e-28, 1e30])
