@@ -127,6 +127,15 @@ def test_who_is_a_little_below_zero_where_everybody_is_stays():
     assert policy.admit(NODES, 22) == NODES
 
 
+def test_a_mean_is_bad_five_robust_deviations_below_the_median():
+    # Median 0.2; 0.1 is the median distance from it: 0.2 - 5 * 1.4826 * 0.1 = -0.541.
+    usual = {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.1}
+    assert quarantine([attributed(t, usual | {4: -0.54}) for t in range(1, 9)], 10).decisions == []
+    decided = quarantine([attributed(t, usual | {4: -0.542}) for t in range(1, 9)], 10).decisions
+    assert {decision.client_id for decision in decided} == {4}
+    assert decided[0].reason.startswith("worth ")
+
+
 def test_bad_rounds_are_those_far_below_the_half_above_the_median():
     # Median 0.2; above it 0, 0.1 and 0.2 away: 1.4826 * 0.1, five times that is 0.74.
     honest = {0: 0.2, 1: 0.3, 2: 0.4}
