@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean, length_factors
-from fedif_flower.aggregators.flame import cosine_distances, density_clusters
+from fedif_flower.aggregators.flame import cosine_distances, density_clusters, labels_by_values
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -229,11 +228,10 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
             torch.stack(apart_by_draw).double().mean(dim=0),
         ]
     ).mean(dim=0)
-    # Many of these are equal, and HDBSCAN breaks ties by place: the places are the models' own.
-    places = torch.from_numpy(np.lexsort(energies.cpu().numpy().T))  # [m]
-    clusters = torch.empty(len(places), dtype=torch.long)
-    clusters[places] = density_clusters(distances[places][:, places], 2)
-    return clusters
+    # Many of these are equal.
+    return labels_by_values(
+        energies, lambda places: density_clusters(distances[places][:, places], 2)
+    )
 
 
 def deep_sight_coefficients(

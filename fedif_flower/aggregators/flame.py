@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,3 +81,15 @@ def density_clusters(points: Tensor, least: int, metric: str = "precomputed") ->
         min_cluster_size=least, min_samples=1, metric=metric, allow_single_cluster=True, copy=True
     )
     return torch.from_numpy(clusters.fit(points.double().cpu().numpy()).labels_)
+
+
+def labels_by_values(points: Tensor, cluster: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return labels ``[m]`` of the rows of ``[m, k]`` that do not depend on the rows' order.
+
+    ``cluster`` takes the rows' places ``[m]`` in the order of their values, and returns a label for
+    each: clusterings break ties by place.
+    """
+    places = torch.from_numpy(np.lexsort(points.cpu().numpy().T))  # [m]
+    labels = torch.empty(len(places), dtype=torch.long)
+    labels[places] = cluster(places)
+    return labels

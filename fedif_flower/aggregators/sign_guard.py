@@ -6,11 +6,11 @@ import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean, length_factors
+from fedif_flower.aggregators.flame import labels_by_values
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
@@ -88,8 +88,8 @@ def _largest_cluster(points: Tensor) -> Tensor:
     shift = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False)
     with warnings.catch_warnings():  # That each point has a bin of its own.
         warnings.simplefilter("ignore")
-        # Of clusters of one size the first counts: their order is the points' own.
-        places = np.lexsort(points.numpy().T)  # [m]
-        labels = torch.empty(len(places), dtype=torch.long)  # -1: in no cluster.
-        labels[places] = torch.from_numpy(shift.fit(points.numpy()[places]).labels_)
+        # Of clusters of one size the first counts. -1: in no cluster.
+        labels = labels_by_values(
+            points, lambda places: torch.from_numpy(shift.fit(points[places].numpy()).labels_)
+        )
     return labels == torch.bincount(labels + 1)[1:].argmax()
