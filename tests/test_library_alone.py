@@ -152,6 +152,7 @@ def test_a_member_does_not_train_without_what_it_or_the_run_asks_for(
     (finding,) = part.checks(own, settings)
     assert (finding.check, finding.status, finding.words) == ("node", "failed", f"{key} {MISSING}")
     (mod,) = part.mods(None)
+    LocalGrid(task_app(), 1)  # Flower lets nobody make messages outside of a run.
     context = Context(1, 1, {**NODE, **node}, RecordDict(), {})
     message = Message(RecordDict({"config": settings}), 1, MessageType.TRAIN)
     with pytest.raises(ConfigError) as refused:
