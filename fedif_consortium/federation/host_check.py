@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from fedif_flower.client.preflight import check_member, tried
 from fedif_flower.client.trust import require_trusted
 from fedif_flower.errors import FedIFError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.preflight import Finding, Status, clock_finding
+from fedif_flower.messages.preflight import Finding, Status, clock_finding, seconds_ahead
 from fedif_flower.run.config import RunConfig
+from fedif_flower.runtime.supernode import MOST_AHEAD, MOST_BEHIND
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import IMAGES
 from fedif_flower.tasks.images import settled, task_of_folder
@@ -109,15 +110,39 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         The federation's certificate, which alone is trusted.
     """
     try:
+        asked_at = datetime.now(UTC)
         certificate, date = reach(address, ca)
-        ahead = datetime.now(UTC) - parsedate_to_datetime(date)
+        ahead = _seconds_ahead(asked_at, parsedate_to_datetime(date))
         authority = read_certificate(ca)
         end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]
     status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
     validity = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
-    return [validity, clock_finding(ahead.total_seconds())]
+    return [validity, _clock_of_member(ahead)]
+
+
+def _seconds_ahead(asked_at: datetime, date: datetime) -> float:
+    """Return by how much this host's clock is ahead of a server's that answered with its date."""
+    came_at = datetime.now(UTC)
+    end_of_second = date + timedelta(seconds=1)  # The date has no fractions.
+    return seconds_ahead(
+        (asked_at.timestamp(), came_at.timestamp()),
+        (date.timestamp(), end_of_second.timestamp()),
+    )
+
+
+def _clock_of_member(seconds: float) -> Finding:
+    """Return what to say of this host's clock; Flower lets nobody in whose clock is far off."""
+    finding = clock_finding(seconds)
+    if seconds >= MOST_AHEAD:
+        limit = f"{MOST_AHEAD} s ahead"
+    elif -seconds >= MOST_BEHIND:
+        limit = f"{MOST_BEHIND} s behind"
+    else:
+        return finding
+    words = f"{finding.words}, which lets in no member that is {limit}"
+    return Finding(finding.check, Status.FAILED, words)
 
 
 def _readable(key: Path) -> str:

@@ -14,7 +14,10 @@ from fedif_flower.messages.text import printable
 QUESTION = "config"  # The record of the server's question.
 RECORD = "preflight"  # And of a member's answer.
 TIME = "time"
-CLOCK_SECONDS = 60.0  # A clock that is further off gets a warning.
+# A clock that is further off gets a warning, before a SuperLink refuses the node for it (see
+# MOST_AHEAD of runtime/supernode.py).
+CLOCK_AHEAD = 2.0
+CLOCK_BEHIND = 60.0
 
 # What is checked, and what to do where it is not well.
 ADVICE = {
@@ -26,7 +29,7 @@ ADVICE = {
     "disk": "free some space, or name another folder in the node config",
     "signing-key": "start the node with a policy, and with a key that its owner alone can read",
     "masking": "agree with the operator whether the run is masked, and set keeper-key",
-    "clock": "let the host keep its time by a time server (NTP)",
+    "clock": "let this host and the server keep their time by a time server (NTP)",
     "certificate": "ask the operator for a certificate that is valid",
 }
 
@@ -74,11 +77,29 @@ def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
     return findings, clock
 
 
+def seconds_ahead(member: tuple[float, float], server: tuple[float, float]) -> float:
+    """Return by how much a member's clock is ahead of the server's; negative: behind it.
+
+    Each clock was read at some time between its two, so 0 is right wherever they meet.
+
+    Parameters
+    ----------
+    member, server : tuple of float
+        Between which times a clock was read, by itself or by the other one, in seconds since 1970.
+    """
+    if member[0] > server[1]:
+        return member[0] - server[1]
+    if member[1] < server[0]:
+        return member[1] - server[0]
+    return 0.0
+
+
 def clock_finding(seconds: float) -> Finding:
     """Return what to say of a clock that is so many seconds ahead of the server's."""
-    seconds_off = abs(seconds)
-    status = Status.WARNING if seconds_off > CLOCK_SECONDS else Status.OK
-    if seconds_off < 1:
-        return Finding("clock", status, "the server's")
-    side = "ahead of" if seconds > 0 else "behind"
-    return Finding("clock", status, f"{seconds_off:.0f} s {side} the server's")
+    if abs(seconds) < 1:
+        return Finding("clock", Status.OK, "the server's")
+    if seconds > 0:
+        status = Status.WARNING if seconds > CLOCK_AHEAD else Status.OK
+        return Finding("clock", status, f"{seconds:.0f} s ahead of the server's")
+    status = Status.WARNING if -seconds > CLOCK_BEHIND else Status.OK
+    return Finding("clock", status, f"{-seconds:.0f} s behind the server's")

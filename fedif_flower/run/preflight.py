@@ -22,6 +22,7 @@ from fedif_flower.messages.preflight import (
     Status,
     clock_finding,
     read_findings,
+    seconds_ahead,
 )
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
@@ -237,21 +238,10 @@ def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
         return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
     findings, clock = read_findings(reply.content)
     if clock is not None and math.isfinite(clock):
-        findings.append(clock_finding(_seconds_ahead(clock, answer)))
+        # The member read its clock at some time between question and answer.
+        ahead = seconds_ahead((clock, clock), (answer.asked_at, answer.came_at))
+        findings.append(clock_finding(ahead))
     return findings
-
-
-def _seconds_ahead(clock: float, answer: _Answer) -> float:
-    """Return by how much a member's clock is ahead of the server's; negative: behind it.
-
-    The member read its clock at some time between question and answer: any time in between is
-    right.
-    """
-    if clock > answer.came_at:
-        return clock - answer.came_at
-    if clock < answer.asked_at:
-        return clock - answer.asked_at
-    return 0.0
 
 
 def _log_findings(node: ClientNode, findings: Sequence[Finding]) -> None:

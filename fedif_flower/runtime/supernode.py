@@ -14,10 +14,17 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
 logger = logging.getLogger("fedif_flower.runtime.supernode")  # Not __main__: it is shown.
+
+# A registered node signs the time of each request: a SuperLink refuses those that are so many
+# seconds further on than its own clock, or behind it.
+MOST_AHEAD = SYSTEM_TIME_TOLERANCE
+MOST_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 COMMAND = "flwr.supernode.cli.flower_supernode"
 _CONNECTION = "flwr.supernode.fleet_http_connection"

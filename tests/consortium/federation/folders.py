@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,10 @@ def content(folder: Path) -> dict[str, bytes]:
 class _Answers(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     status = 200
+    seconds_ahead = 0.0
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string((timestamp or time.time()) + self.seconds_ahead)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", "0")))
@@ -90,9 +95,12 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def https(certificate: Path, key: Path, status: int = 200, port: int = 0) -> Iterator[str]:
+def https(
+    certificate: Path, key: Path, status: int = 200, port: int = 0, seconds_ahead: float = 0.0
+) -> Iterator[str]:
     """Answer whatever comes on a port of this host, a free one; yield its address."""
-    handler = type("Answers", (_Answers,), {"status": status})
+    answers = {"status": status, "seconds_ahead": seconds_ahead}
+    handler = type("Answers", (_Answers,), answers)
     server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -84,6 +85,27 @@ def test_a_server_s_certificate_and_clock_are_looked_at(files, monkeypatch, days
     assert found.status == status
     assert ("expired" if status == "failed" else "valid until 20") in found.words
     assert [one.status for one in clock] == ([] if status == "failed" else ["ok"])
+
+
+@pytest.mark.parametrize(
+    ("server_ahead", "status", "words"),
+    [
+        (0.5, "ok", "the server's"),  # A date has no fractions.
+        (-4.9, "warning", "[234] s ahead of the server's"),
+        (-30.0, "failed", r"\d+ s ahead of .* lets in no member that is 5 s ahead"),
+        (3600.0, "failed", r"\d+ s behind .* lets in no member that is 305 s behind"),
+        (100.0, "warning", r"\d+ s behind the server's"),
+        (30.0, "ok", r"\d+ s behind the server's"),
+    ],
+)
+def test_a_clock_that_the_superlink_refuses_is_found(files, server_ahead, status, words):
+    """Flower lets no registered member in that is 5 s ahead, or 305 s behind."""
+    key, certificate = files / "server.key", files / "ca.crt"
+    certificate.write_bytes(certificates.own_certificate(key, "test", ["127.0.0.1"]))
+    with https(certificate, key, seconds_ahead=server_ahead) as address:
+        _, clock = check_server(address, certificate)
+    assert (clock.check, clock.status) == ("clock", status)
+    assert re.fullmatch(words, clock.words)
 
 
 def test_a_member_reaches_the_server_that_its_invitation_means(folder, files):
