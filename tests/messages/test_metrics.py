@@ -103,13 +103,14 @@ def records_with(*metrics):
     return [RecordDict({"metrics": MetricRecord({"n": 1} | values)}) for values in metrics]
 
 
-def test_the_mean_is_flowers_bit_for_bit():
+def test_the_mean_is_flowers_bit_for_bit(caplog):
     clients = records_with(
         {"n": 3, "loss": 0.1, "top": [0.7, 2.0]},
         {"n": 7, "loss": 0.2, "top": [0.1, 3.0]},
         {"n": 11, "loss": 0.7, "top": [0.3, 5.0]},
     )
     assert dict(AverageMetrics()(clients, "n")) == dict(aggregate_metricrecords(clients, "n"))
+    assert caplog.messages == []  # Nobody lacks any.
 
 
 def test_a_metric_that_one_client_lacks(caplog):
