@@ -30,7 +30,7 @@ ADVICE = {
     "signing-key": "start the node with a policy, and with a key that its owner alone can read",
     "masking": "agree with the operator whether the run is masked, and set keeper-key",
     "clock": "let this host and the server keep their time by a time server (NTP)",
-    "certificate": "ask the operator for a certificate that is valid",
+    "certificate": "see whether this host's date is right; if so, ask the operator for a valid one",
 }
 
 
