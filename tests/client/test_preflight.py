@@ -15,7 +15,9 @@ from fedif_flower.messages.preflight import (
     QUESTION,
     Finding,
     Status,
+    clock_finding,
     read_findings,
+    seconds_ahead,
     to_record,
 )
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -118,3 +120,29 @@ def test_findings_are_read_back_and_hostile_ones_are_bounded():
     (one,), clock = read_findings(RecordDict({"preflight": long}))
     assert (one.check, one.status, len(one.words), clock) == ("data", "failed", 200, None)
     assert "\x1b" not in one.words
+
+
+@pytest.mark.parametrize(
+    ("member", "server", "seconds"),
+    [
+        ((10.0, 12.0), (11.0, 20.0), 0.0),
+        ((10.0, 12.0), (5.0, 8.0), 2.0),
+        ((10.0, 12.0), (15.0, 16.0), -3.0),
+    ],
+)
+def test_clocks_that_may_agree_are_called_right(member, server, seconds):
+    assert seconds_ahead(member, server) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "words"),
+    [
+        (0.9, "ok", "the server's"),
+        (1.9, "ok", "2 s ahead of the server's"),
+        (2.6, "warning", "3 s ahead of the server's"),  # Flower refuses 5 s.
+        (-59.0, "ok", "59 s behind the server's"),
+        (-61.0, "warning", "61 s behind the server's"),
+    ],
+)
+def test_a_clock_is_warned_of_before_it_is_refused(seconds, status, words):
+    assert clock_finding(seconds) == Finding("clock", status, words)
