@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -110,26 +111,18 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         The federation's certificate, which alone is trusted.
     """
     try:
-        asked_at = datetime.now(UTC)
+        asked_at = time.time()
         certificate, date = reach(address, ca)
-        ahead = _seconds_ahead(asked_at, parsedate_to_datetime(date))
+        came_at = time.time()
+        told = parsedate_to_datetime(date).timestamp()  # Without fractions of a second.
         authority = read_certificate(ca)
         end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]
     status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
     validity = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
+    ahead = seconds_ahead((asked_at, came_at), (told, told + 1.0))
     return [validity, _clock_of_member(ahead)]
-
-
-def _seconds_ahead(asked_at: datetime, date: datetime) -> float:
-    """Return by how much this host's clock is ahead of a server's that answered with its date."""
-    came_at = datetime.now(UTC)
-    end_of_second = date + timedelta(seconds=1)  # The date has no fractions.
-    return seconds_ahead(
-        (asked_at.timestamp(), came_at.timestamp()),
-        (date.timestamp(), end_of_second.timestamp()),
-    )
 
 
 def _clock_of_member(seconds: float) -> Finding:

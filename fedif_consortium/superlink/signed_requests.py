@@ -17,7 +17,7 @@ from typing import Any
 
 from anyio import to_thread
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
+from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
@@ -25,6 +25,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.supernode import MOST_AHEAD, MOST_BEHIND
 
 FLEET = "/v1/fleet/"
 SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
@@ -106,7 +107,7 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         signed_at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
         age = (now() - signed_at).total_seconds()
         # What costs least first: a key is parsed, and a signature computed with, if it is known.
-        if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
+        if not -MOST_AHEAD < age < MOST_BEHIND:
             return False
         if state.get_node_id_by_public_key(key) is None:
             return False
