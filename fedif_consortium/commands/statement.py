@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -256,12 +257,15 @@ def replay(
         typer.Option(help="a package whose code the run's settings may name, module:object"),
     ] = None,
 ) -> None:
-    """Recompute what each member contributed from the updates that a run kept, bit for bit."""
+    """Recompute weights and contributions from the updates that a run kept."""
     require_directories([run_dir])
     from fedif_consortium.statement.replay import replay as recompute
 
+    # Flower warns of settings of the strategies that are made here, which ask nobody anything.
+    logging.getLogger("flwr").setLevel(logging.ERROR)
     replayed = recompute(run_dir, import_from=import_from or ())
     typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")
+    typer.echo(f"Weighed again, the same weights: {replayed.weighed} rounds")
     typer.echo(f"Examined again, the same found: {', '.join(replayed.examined)}")
     for words in replayed.not_compared:
         typer.echo(f"Not compared: {words}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.examined_again import examine_again
 from fedif_consortium.statement.records import RoundLoss, RunRecords, read_run
+from fedif_consortium.statement.weighed_again import weigh_again
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import OF_DESCENT, client_lines, round_line
@@ -44,20 +45,22 @@ _SAME_STEP = 1e-3  # Of its length: the same sum of updates, added up in another
 class Replayed(NamedTuple):
     """How many rounds and contributions were recomputed, all columns with the same bits.
 
-    ``examined`` are the held-out data, by their keys in ``provenance.json``, in which the same was
-    found again. ``not_compared`` says what of that was not compared, and why. ``not_recorded`` are
+    ``weighed`` are the rounds whose updates the strategy gave the same weights again. ``examined``
+    are the held-out data, by their keys in ``provenance.json``, in which the same was found again.
+    ``not_compared`` says what of all this was not compared, and why. ``not_recorded`` are
     columns that the run's version did not write, and so were not compared.
     """
 
     rounds: int
     contributions: int
+    weighed: int = 0
     examined: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     not_recorded: tuple[str, ...] = ()
 
 
 def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
-    """Recompute every column of both tables from the kept updates, and compare it as recorded.
+    """Recompute weights and every column of both tables from the kept updates, and compare them.
 
     The held-out data are examined again first, however long that takes: they tell for which wrong
     labels the loss was to be corrected.
@@ -79,8 +82,9 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     StatementError
         Naming the round, the client and the column that is another one; the round whose model is
         not the one that members received, or does not follow from the updates and their
-        coefficients; the validation set if it is not the run's; what was found
-        in held-out data if it is not what they give.
+        coefficients; the round and client whose weight is not the one that the strategy gives; the
+        validation set if it is not the run's; what was found in held-out data if it is not what
+        they give.
     ConfigError
         If the run kept no updates or has no run config, had a task of its app's own and none is
         given, or its settings name a module of a package that may not be imported.
@@ -91,10 +95,16 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         steps = _kept_steps(records)
         part = _paying_part(records, loaded)
         not_compared = _examine_again(records, loaded, part)
-        attributed = _attribute(_as_recorded(records, loaded, part), steps, records)
-        return _compare(records, attributed)._replace(
+        taken_back = _rounds_taken_back(records, steps)
+        measuring = _as_recorded(records, loaded, part)
+        attributed = _attribute(measuring, steps, records, taken_back)
+        compared = _compare(records, attributed)
+        weighing = with_recorded_noise(loaded, records.provenance)
+        weighed = weigh_again(records, weighing, steps, taken_back)
+        return compared._replace(
+            weighed=weighed.rounds,
             examined=tuple(not_compared),
-            not_compared=(*filter(None, not_compared.values()), *_noise_words(steps)),
+            not_compared=tuple(filter(None, [*not_compared.values(), weighed.not_compared])),
         )
 
 
@@ -158,9 +168,12 @@ def _as_recorded(records: RunRecords, loaded: LoadedTask, part: LoadedTask | Non
 
 
 def _attribute(
-    loaded: LoadedTask, steps: Mapping[int, Step], records: RunRecords
+    loaded: LoadedTask,
+    steps: Mapping[int, Step],
+    records: RunRecords,
+    taken_back: Collection[int],
 ) -> list[RoundAttribution]:
-    """Attribute the steps as the run did; the records tell whether one was taken back."""
+    """Attribute the steps as the run did; some rounds took the last one back."""
     # The models that were kept have the server optimizer's momentum in them.
     settings = loaded.config.replace(server_optimizer="off")
     credit = settings.section(CreditSettings)
@@ -175,13 +188,11 @@ def _attribute(
         bounds=credit.bounds(),
     )
     attribution.on_start(strategy)
-    rounds_with_parts = {part.round for part in records.parts}
     last: Step | None = None
     recorded_weights = _recorded_weights(records)
     by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
     for row in records.rounds:
         number = row.round
-        has_parts = number in rounds_with_parts
         step = steps.get(number)
         if step is not None:
             _require_received(records, model, step)
@@ -198,7 +209,7 @@ def _attribute(
             # The step leads to what the model holds then: in float16 it is another tensor.
             last = replace(step, before=before, after=model.vectors)
             attribution.on_step(last)
-        if last is not None and _was_taken_back(row, step, has_parts=has_parts):
+        if last is not None and number in taken_back:
             # To the same model as another tensor, by which a model is known.
             model.advance(replace(last.before, params=last.before.params.clone()))
             del by_themselves[0]
@@ -318,12 +329,17 @@ def _require_led(
         )
 
 
-def _noise_words(steps: Mapping[int, Step]) -> list[str]:
-    """Return which rounds' steps have noise of the rule in them, which nothing tells, in words."""
-    noisy = [number for number, step in steps.items() if step.aggregation.noise is not None]
-    if not noisy:
-        return []
-    return [f"the noise that the rule added in {len(noisy)} rounds is as the run kept it"]
+def _rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
+    """Return the rounds that took the last step back: the model was then the one before it."""
+    rounds_with_parts = {part.round for part in records.parts}
+    first_step = min(steps, default=math.inf)
+    taken_back = set()
+    for row in records.rounds:
+        has_parts = row.round in rounds_with_parts
+        is_like_one = _was_taken_back(row, steps.get(row.round), has_parts=has_parts)
+        if is_like_one and row.round >= first_step:
+            taken_back.add(row.round)
+    return taken_back
 
 
 def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:

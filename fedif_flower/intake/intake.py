@@ -132,6 +132,7 @@ class Intake:
     is_plain = True  # Whether members send a model, and nothing else of them counts.
     is_alone = True  # Whether a reply is a model alone, which may come in any round.
     asks_once = False  # Whether members can be asked about a model only once: no round is redone.
+    reweighs = False  # Whether weights are other ones than the strategy's own.
 
     def __init__(self, settings: IntakeSettings) -> None:
         self.settings = settings
@@ -287,6 +288,7 @@ class IntakeAround(Intake):
         super().__init__(inner.settings)
         self.inner = inner
         self.asks_once = inner.asks_once
+        self.reweighs = inner.reweighs
         # Whoever listens to the outermost one listens to the one that reads replies.
         self.before_replies = inner.before_replies
         self.on_reply = inner.on_reply

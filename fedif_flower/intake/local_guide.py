@@ -54,6 +54,7 @@ class LocalGuide(IntakeAround):
         super().__init__(inner)
         self._method = method
         self._guide = guide
+        self.reweighs = self.reweighs or guide.weighs
         self._vector: Tensor | None = None  # [d]
         self._num_members = 0  # Whose mean the vector is.
         self._taken_in: dict[int, TakenIn] = {}  # By client id.

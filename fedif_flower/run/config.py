@@ -110,9 +110,9 @@ class UpdatesSettings(Settings, alias_generator=in_section("updates")):
     keep: bool = quiet_setting(
         False,
         "with `attribution`: keep every round's updates in `updates/`, from which `fedif replay` "
-        "recomputes who contributed what; each round takes as much as its updates and two models "
-        "more, and the log says at the start how much that is; signed replies are kept as they "
-        "came as well, which takes as much as their updates again",
+        "recomputes weights and who contributed what; each round takes as much as its updates and "
+        "two models more, and the log says at the start how much that is; signed replies are kept "
+        "as they came as well, which takes as much as their updates again",
     )
 
 

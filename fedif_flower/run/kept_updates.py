@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,8 @@ class KeptUpdates(Callback):
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
             "updates": _copied(step.updates.client_updates),
+            "buffers": _copied(step.updates.buffer_updates),
+            "counters": [_all_copied(counters) for counters in step.updates.counters],
             "examples": _copied(step.updates.num_examples),
             "weights": _copied(aggregation.weights),
             "applied": _copied(aggregation.applied),
@@ -93,6 +96,8 @@ def read_step(path: Path) -> Step:
         require_plain_archive(path)
         content = torch.load(path, weights_only=True)
         updates = content["updates"]
+        buffers = content["buffers"]
+        counters = content["counters"]
         examples = content["examples"]
         weights = content["weights"]
         applied = content["applied"]
@@ -102,7 +107,7 @@ def read_step(path: Path) -> Step:
         before = ModelVectors(**content["before"])
         after = ModelVectors(**content["after"])
         nodes = [ClientNode(*member) for member in content["members"]]
-        for rows in (updates, examples, weights, applied, shortening, rescaling):
+        for rows in (updates, buffers, counters, examples, weights, applied, shortening, rescaling):
             if rows is not None and len(rows) != len(nodes):
                 raise ValueError("members, updates and coefficients are not equally many")
         server_round = int(content["server_round"])
@@ -115,9 +120,9 @@ def read_step(path: Path) -> Step:
         num_examples=examples,
         model=before,
         client_updates=updates,
-        # A replay needs neither norms nor what became of buffers.
-        squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
-        buffer_updates=torch.zeros(len(nodes), 0),
+        squared_norms=torch.zeros(len(nodes), dtype=torch.float64),  # Who needs them measures them.
+        buffer_updates=buffers,
+        counters=counters,
     )
     aggregation = Aggregation(
         weights, noise=noise, applied=applied, shortening=shortening, rescaling=rescaling
@@ -134,11 +139,14 @@ def _copied_if_there(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else _copied(tensor)
 
 
+def _all_copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: _copied(values) for name, values in tensors.items()}
+
+
 def _vectors(vectors: ModelVectors) -> dict[str, Any]:
     """Return a copy of a model's vectors, by the names that :class:`ModelVectors` has for them."""
-    counters = {name: _copied(values) for name, values in vectors.counters.items()}
     return {
         "params": _copied(vectors.params),
         "buffers": _copied(vectors.buffers),
-        "counters": counters,
+        "counters": _all_copied(vectors.counters),
     }

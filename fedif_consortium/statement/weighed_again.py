@@ -1,0 +1,179 @@
+"""The weights of a run's rounds, once more: those that its strategy gives the kept updates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedif_consortium.statement.records import RunRecords
+from fedif_flower.errors import FedIFError, StatementError
+from fedif_flower.messages.models import model_arrays
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.strategy import build_strategy
+from fedif_flower.server.loop import ScreenedStrategy
+from fedif_flower.server.record import Step
+
+# Of the largest: the same arithmetic with another number of threads, or on another processor.
+_SAME = 1e-4
+
+# What a round keeps of each client beside its update, in the order in which it comes about, and
+# what that is called.
+_OF_CLIENTS = {
+    "shortening": "a shortening",
+    "rescaling": "a rescaling",
+    "weights": "a weight",
+    "applied": "a coefficient",
+}
+
+
+class WeighedAgain(NamedTuple):
+    """In how many rounds weights came out the same; which were not compared, and why."""
+
+    rounds: int
+    not_compared: str = ""
+
+
+def weigh_again(
+    records: RunRecords,
+    loaded: LoadedTask,
+    steps: Mapping[int, Step],
+    taken_back: Collection[int],
+) -> WeighedAgain:
+    """Weigh the kept updates of all rounds by the run's strategy, and compare with what was kept.
+
+    Weights, what shortens or lengthens updates and noise of the rule itself follow from the
+    updates, the settings and the held-out data: an operator who weighs otherwise is found.
+
+    Parameters
+    ----------
+    records : RunRecords
+        The run's.
+    loaded : LoadedTask
+        Its task, with the data and the loss that weighed.
+    steps : mapping of int to Step
+        What was kept of each round that made a step.
+    taken_back : collection of int
+        The rounds that took the last step back.
+
+    Raises
+    ------
+    StatementError
+        Naming the round and the client whose weight is another one.
+    """
+    strategy = build_strategy(loaded)
+    if strategy.intake.reweighs:
+        method = loaded.config.local_method
+        why = f"{method} changes them by what clients report, which the run does not keep"
+        return WeighedAgain(0, f"weights: local_method = {method!r}: {why}")
+    strategy.stages.begin(strategy.validation)
+    strategy.model.receive(model_arrays(loaded.model))
+    without_step = _weighed_without_step(records, steps)
+    num_compared = 0
+    for row in records.rounds:
+        number = row.round
+        if number in steps:
+            _compare(steps[number], strategy, loaded.config.strategy)
+            num_compared += 1
+        elif number in without_step and _remembers(strategy):
+            why = f"the strategy learned from round {number}, whose updates were not kept"
+            return WeighedAgain(num_compared, f"weights after round {number}: {why}")
+        if number in taken_back:
+            strategy.model.take_back()
+    return WeighedAgain(num_compared)
+
+
+def _weighed_without_step(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
+    """Return the rounds whose updates were weighed but led nowhere: they were not kept."""
+    weighed = set()
+    for line in records.folder.clients.read():
+        if line["status"] == "accepted" and line["weight"]:
+            weighed.add(int(line["round"]))
+    return weighed - steps.keys()
+
+
+def _remembers(strategy: ScreenedStrategy) -> bool:
+    """Tell whether a strategy's weights depend on the updates of earlier rounds."""
+    return bool(strategy.stages.remembering or strategy.learned().keys() - {"stages"})
+
+
+def _compare(step: Step, strategy: ScreenedStrategy, name: str) -> None:
+    """Weigh a round's updates, and raise StatementError where it was weighed otherwise."""
+    number = step.updates.server_round
+    model = strategy.model
+    received = model.receive(model.layout.to_arrays(step.before))
+    strategy.prepare(received.params, model.named_buffers)
+    try:
+        vectors, aggregation = strategy.aggregate(_updates_for(strategy, step))
+    except FedIFError as error:
+        raise StatementError(
+            f"round {number}: {name!r} cannot weigh its updates: {error}"
+        ) from error
+    for figure, words in _OF_CLIENTS.items():
+        recorded = _figures(step.aggregation, figure)
+        expected = _figures(aggregation, figure)
+        for row in _rows_apart(recorded, expected):
+            raise StatementError(
+                f"round {number}: client {step.nodes[row].client_id} has {words} of "
+                f"{float(recorded[row]):.6g} in the kept updates, and {float(expected[row]):.6g} "
+                f"by {name!r}"
+            )
+    _require_same_noise(number, step.aggregation.noise, aggregation.noise, name)
+    model.advance(vectors)
+
+
+def _updates_for(strategy: ScreenedStrategy, step: Step) -> RoundUpdates:
+    """Return a round's updates as the strategy was given them."""
+    kept = step.updates
+    device = strategy.device
+    model = strategy.model.vectors
+    client_updates = kept.client_updates.to(device)
+    # In float64, one after the other: all at once would take twice the room of the updates.
+    squared_norms = [update.double().square().sum().cpu() for update in client_updates]
+    return replace(
+        kept,
+        seed=strategy.seed,
+        names=strategy.model.layout,
+        model=ModelVectors(model.params.to(device), model.buffers.to(device), model.counters),
+        client_updates=client_updates,
+        squared_norms=torch.stack(squared_norms),
+        buffer_updates=kept.buffer_updates.to(device),
+    )
+
+
+def _figures(aggregation: Aggregation, name: str) -> Tensor:
+    """Return what a round has of each client, ``[m]``; updates of which nothing is said stay."""
+    figures: Tensor | None = getattr(aggregation, name)
+    if figures is None:
+        return torch.ones(len(aggregation.weights), dtype=torch.float64)
+    return figures.double().cpu()
+
+
+def _rows_apart(recorded: Tensor, expected: Tensor) -> Iterator[int]:
+    """Return the rows in which ``[m]`` figures differ, the largest difference first."""
+    differences = (recorded - expected).abs()
+    largest = torch.maximum(recorded.abs(), expected.abs()).max()
+    for row in differences.argsort(descending=True).tolist():
+        # Not "more than": a figure that is no number is another one.
+        if not differences[row] <= _SAME * largest:
+            yield row
+
+
+def _require_same_noise(
+    number: int, recorded: Tensor | None, expected: Tensor | None, name: str
+) -> None:
+    """Raise StatementError where a round has other noise ``[d]`` in it than the rule adds."""
+    if recorded is None and expected is None:
+        return
+    is_same = False
+    if recorded is not None and expected is not None:
+        expected = expected.to(recorded)
+        is_same = bool((recorded - expected).norm() <= _SAME * expected.norm())
+    if not is_same:
+        raise StatementError(
+            f"round {number}: the noise in the kept updates is not the one that {name!r} adds"
+        )
