@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array
-from torch import Tensor, nn
+from torch import nn
 
 from client_app import app as client_app
 from fedif_consortium.parts import run_parts
@@ -29,7 +29,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import commitment_of, salt_of
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from tests.consortium.statement import signed_runs as of
-from tests.consortium.statement.kept_runs import ROUNDS, config, run, small_task
+from tests.consortium.statement.kept_runs import ROUNDS, Steep, config, run, small_task
 
 
 @pytest.fixture(scope="module")
@@ -303,14 +303,6 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path, last):
     kept = files_of_rounds(run_dir / "updates")
     assert list(kept) == [1, 2, last + 1, last + 2]
     assert replay(run_dir).rounds == last + 2
-
-
-class Steep(nn.Linear):
-    """Answers beyond 200 are infinite, and have no finite loss."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        outputs = super().forward(inputs)
-        return outputs + (outputs.abs() - 100).clamp_min(0).exp() - 1
 
 
 def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):

@@ -21,7 +21,7 @@ from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.loop import ScreenedStrategy
 from tests.consortium.statement import kept_runs
-from tests.consortium.statement.kept_runs import run, small_task
+from tests.consortium.statement.kept_runs import Steep, run, small_task
 
 
 def config(output_dir: Path, **overrides) -> RunConfig:
@@ -133,6 +133,15 @@ def test_weights_of_what_clients_report_are_named(tmp_path):
     assert found.weighed == 0
     (words,) = found.not_compared
     assert "changes them by what clients report, which the run does not keep" in words
+
+
+def test_where_a_bound_leads_depends_on_the_momentum_so_far(tmp_path):
+    """It tries where the server's optimizer would go on to, and takes other weights."""
+    task = small_task("steep", lambda: Steep(4, 3), torch.float32)
+    overrides = {"task": "this-app:steep", "server_optimizer": "fedavgm", "num_server_rounds": 8}
+    settings = config(tmp_path, learning_rate=20.0, local_epochs=3, **overrides)
+    run_dir = run_federation(LocalGrid(task_app(task), 5), settings, task=task, parts=run_parts())
+    assert replay(run_dir, task).weighed == 8
 
 
 def test_shapley_values_of_models_with_buffers_lead_to_the_same_weights(tmp_path):
