@@ -139,7 +139,7 @@ def test_where_a_bound_leads_depends_on_the_momentum_so_far(tmp_path):
     """It tries where the server's optimizer would go on to, and takes other weights."""
     task = small_task("steep", lambda: Steep(4, 3), torch.float32)
     overrides = {"task": "this-app:steep", "server_optimizer": "fedavgm", "num_server_rounds": 8}
-    settings = config(tmp_path, learning_rate=20.0, local_epochs=3, **overrides)
+    settings = config(tmp_path, learning_rate=26.0, local_epochs=3, **overrides)
     run_dir = run_federation(LocalGrid(task_app(task), 5), settings, task=task, parts=run_parts())
     assert replay(run_dir, task).weighed == 8
 
