@@ -99,7 +99,7 @@ class CreditBounds:
       :math:`\rho_i = \max(0, 1 - \lambda_B \tau o_i / |q_i|) q_i`, with :math:`q_i` the
       coordinates of :math:`u_i` in an orthonormal basis of these steps, :math:`o_i` the length of
       what is member i's own (see :func:`own_lengths`), and :math:`\tau` the round's median of
-      :math:`|q_j| / o_j`.
+      :math:`|q_j| / o_j`, at least 0.05.
 
     Lengths are those that the round used: shortened ones count as shortened, by stages or by the
     strategy's own rule. Bounds need the Gram matrix of the updates, their inner products with the

@@ -108,7 +108,8 @@ class Quarantine(Callback):
     It is then not drawn for :data:`FIRST_PAUSE` of its turns, twice as many the next time, at most
     :data:`LONGEST_PAUSE`. Afterwards it is judged anew by what it sends from then on: everybody can
     come back. A turn is the number of rounds in which a member has weight once on average: the
-    members that could be drawn, over those with :math:`a_i > 0`.
+    members that could be drawn, over those with :math:`a_i > 0`. Nobody is judged while fewer than
+    :data:`LEAST_MEMBERS` members have had so many rounds; a round with fewer has no bad ones.
 
     Parameters
     ----------
@@ -140,6 +141,17 @@ class Quarantine(Callback):
         """Note what members are called, and say from now on who may be drawn."""
         self._nodes = strategy.nodes
         strategy.roster.admit.append(self.admit)
+
+    def on_end(self) -> None:
+        """Tell the log where too few members took part for any to be judged."""
+        num_members = len(self._members)
+        if 0 < num_members < LEAST_MEMBERS:
+            logger.warning(
+                "quarantine judged nobody: %d members took part, and fewer than %d do not show "
+                "what is usual",
+                num_members,
+                LEAST_MEMBERS,
+            )
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Return the nodes that are not quarantined in this round."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.intervals import block_sums, share_half_widths
-from fedif_flower.attribution.quarantine import Quarantine
+from fedif_flower.attribution.quarantine import LEAST_MEMBERS, Quarantine
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import CheckpointError, require
@@ -215,10 +215,15 @@ class Quarantined(RunPart):
     settings = QuarantineSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for contributions that nobody can be judged by."""
-        fits = not config.section(QuarantineSettings).on or config.attribution in JUDGED_BY
+        """Raise ConfigError for contributions, or too few members, that nobody is judged by."""
+        if not config.section(QuarantineSettings).on:
+            return
+        fits = config.attribution in JUDGED_BY
         allowed = '"simpson" or "adaptive" with quarantine.on'
         require(fits, "attribution", config.attribution, allowed)
+        fits = config.num_clients >= LEAST_MEMBERS
+        allowed = f"at least {LEAST_MEMBERS} with quarantine.on: fewer do not show what is usual"
+        require(fits, "num-clients", config.num_clients, allowed)
 
     def build(self, run: RunContext) -> Built:
         """Return the quarantine, whose decisions are written."""

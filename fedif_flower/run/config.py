@@ -100,7 +100,7 @@ class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
         False,
         "members whose attributed contribution is negative beyond its interval are not drawn for "
         "some of their turns (`docs/methods/quarantine.md`); it needs "
-        '`attribution = "simpson"` or `"adaptive"`',
+        '`attribution = "simpson"` or `"adaptive"`, and five clients',
     )
 
 

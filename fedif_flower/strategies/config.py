@@ -119,9 +119,9 @@ class StrategyConfig(SectionedSettings):
     update_clipping: float = setting(
         0.0,
         "longer updates are shortened to this many times the usual length, which is the median of "
-        "the last lengths of all clients. A strategy that scores updates also shortens or skips a "
-        "step that would lose what was gained on the validation set. 0: no bounds, as in the "
-        "paper",
+        "the last lengths of all clients. A strategy that scores updates also takes another step "
+        "in place of one that would lose what was gained on the validation set. 0: no bounds, as "
+        "in the paper",
         ge=0,
         auto="2 for the strategies that score updates, else 0",
     )

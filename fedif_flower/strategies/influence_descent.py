@@ -36,8 +36,8 @@ class DescentSettings(CheckedFields):
     steps : int
         Steps that are tried in a round, >= 1.
     examples : int
-        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round in equal
-        shares by class; 0: all of them.
+        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round,
+        of each class in proportion to its share; 0: all of them.
     relative : bool
         Weigh members against each other alone: who shortens or lengthens the step, or repeats the
         last one, gains no weight by it (see
@@ -50,8 +50,8 @@ class DescentSettings(CheckedFields):
     examples: Annotated[
         int,
         Setting(
-            "how many validation examples a round looks at, drawn anew for each round in equal "
-            "shares by class; 0: all",
+            "how many validation examples a round looks at, drawn anew for each round, of each "
+            "class in proportion to its share; 0: all",
             ge=0,
         ),
     ] = 500

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    r"""Draw ``count`` of n examples, each with the chance :math:`k / n`, in equal shares by class.
+    r"""Draw ``count`` of n examples, each with the chance :math:`k / n`, of each class its share.
 
     The examples are shuffled, sorted by class, and every :math:`n / k`-th is taken from a random
     place on (systematic sampling), so that a class of :math:`n_c` examples gives

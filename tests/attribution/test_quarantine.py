@@ -47,6 +47,17 @@ def steady(server_round: int, of_last: float) -> RoundAttribution:
     return attributed(server_round, honest | {5: of_last + wobble})
 
 
+@pytest.mark.parametrize(("members", "is_said"), [(4, True), (5, False)])
+def test_too_few_members_to_judge_by_are_said_at_the_end(caplog, members, is_said):
+    harm = dict.fromkeys(range(members - 1), 0.1) | {members - 1: -5.0}
+    rounds = [attributed(t, harm) for t in range(1, 12)]
+    policy = quarantine(rounds, last_round=13)
+    policy.on_end()
+    assert bool(policy.decisions) is not is_said
+    words = "quarantine judged nobody: 4 members took part, and fewer than 5 do not show"
+    assert (words in caplog.text) is is_said
+
+
 def test_worth_is_per_unit_of_the_coefficient_and_relative_to_the_round():
     clients = (
         ClientAttribution(0, 0, 0.5, 0.2),  # 0.4 a unit

@@ -90,6 +90,14 @@ def test_a_run_that_goes_on_leaves_out_whom_it_had_left_out(tmp_path, caplog):
     assert anew.decisions == []
 
 
+def test_a_quarantine_that_can_judge_nobody_is_refused(tmp_path):
+    settings = {"attribution": "simpson", "quarantine.on": True}
+    words = "num-clients = 4; allowed: at least 5 with quarantine.on"
+    with pytest.raises(ConfigError, match=words):
+        run_config(tmp_path, num_clients=4, **settings)
+    assert run_config(tmp_path, num_clients=5, **settings).num_clients == 5
+
+
 def test_checkpoints_have_what_the_quarantine_knows(tmp_path):
     config = run_config(tmp_path, **{"attribution": "simpson", "quarantine.on": True})
     run(config, kill_at=5)
