@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedif_consortium.evidence.attempts import Attempts
-from fedif_consortium.evidence.bound_rows import rows_by_round, state_of
+from fedif_consortium.evidence.bound_rows import agreed_settings, rows_by_round, state_of
 from fedif_consortium.evidence.check_signatures import Signatures
 from fedif_consortium.evidence.held_receipts import HeldReceipts, read_held
 from fedif_consortium.evidence.part import read_chain, run_id
@@ -95,8 +95,10 @@ def check_receipts(
     name = "" if declared is None else declared.name
     held = [read_held(folder, run_id(run), name) for folder in folders]
     _compare(held)
+    may_be_late = _may_be_late(agreed_settings(run))
     for member in held:  # A line says more than a head does.
         _check_lines(member, chain, signed)
+        _check_not_left_out(member, chain, may_be_late=may_be_late)
     for member in held:
         _check_heads(member, chain)
         _check_end(member, chain)
@@ -304,9 +306,47 @@ def _check_sent(
             f"{update[:16]}, which {origin}"
         )
     if leaf["status"] in ("away", "failed"):
-        raise StatementError(
-            f"round {number}: {member.name} sent an update, and the records say {leaf['status']!r}"
-        )
+        raise _left_out(number, member, leaf["status"])
+
+
+def _check_not_left_out(member: HeldReceipts, chain: RoundChain, *, may_be_late: bool) -> None:
+    """Raise StatementError where what a member sent is left out under a pretext, or altogether.
+
+    A reply may be late where a round closes before all have come. Who was asked again afterwards
+    had not been removed.
+    """
+    rounds = {(told_round.attempt, told_round.number) for told_round in chain.rounds}
+    statuses = {}  # By attempt and round.
+    for told_round in chain.rounds:
+        for line in told_round.own.values():
+            leaf = read_leaf(line)
+            if leaf["client_id"] and int(leaf["client_id"]) == member.node_id:
+                statuses[told_round.attempt, told_round.number] = leaf["status"]
+    last_line = max(statuses, default=(0, 0))
+    for place in sorted(rounds & member.sent.keys()):
+        _, number = place
+        if place not in statuses:
+            raise _left_out(number, member, "nothing")
+        status = statuses[place]
+        is_late_in_vain = status == "late" and not may_be_late
+        is_back = status == "revoked" and place < last_line
+        if is_late_in_vain or is_back:
+            raise _left_out(number, member, status)
+
+
+def _left_out(number: int, member: HeldReceipts, status: str) -> StatementError:
+    return StatementError(
+        f"round {number}: {member.name} sent an update, and the records say {status!r}"
+    )
+
+
+def _may_be_late(settings: Mapping[str, Any]) -> bool:
+    """Return whether a round closes before all replies have come; unless settings tell: it may."""
+    if "pace.quorum" not in settings:
+        return True
+    if settings.get("pace.rounds") == "buffered" or settings.get("pace.late-rounds"):
+        return True
+    return bool(settings["pace.quorum"])
 
 
 def _check_end(member: HeldReceipts, chain: RoundChain) -> None:

@@ -19,11 +19,12 @@ from fedif_consortium.evidence.reply_witness import TRAINED, TYPES, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import refused_as, require_plain_archive
+from fedif_flower.intake.pace import Pace
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.server.record import Step
 
-_ROUNDING = 1e-4  # Of an update's length: a difference is rounded, a shortened one twice.
+_ROUNDING = 1e-4  # Of what was sent: a difference is rounded, a shortened one twice.
 Signatures = Mapping[tuple[int, int], SignedUpdate]  # By round and client id.
 
 
@@ -351,6 +352,7 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
     StatementError
         Naming round and client.
     """
+    settings = agreed_settings(run)
     for number, path in files_of_rounds(run.updates).items():
         step = read_step(path)
         file = sent_file(run.updates, number)
@@ -368,7 +370,8 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
                 continue
             with refused_as(StatementError, f"{file.name} does not fit the model"):
                 change = _change(arrays, replies, received)
-            if not _is_part(used.double().numpy(), change):
+            shortening = _shortening(change, settings, rounds_late=number - update.asked_in)
+            if not _is_shortened(used.double().numpy(), change, shortening):
                 raise StatementError(f"{where}, which was used, is not what it sent")
         if replies.arrays:
             client_id = min(replies.arrays)
@@ -416,13 +419,23 @@ def _received_parameters(
     return model.params.numpy()
 
 
-def _is_part(used: NDArray[Any], sent: NDArray[Any]) -> bool:
-    """Return whether an update is what was sent, or a shorter one of its direction."""
-    squared_length = float(sent @ sent)
-    factor = 0.0
-    if squared_length:
-        factor = float(used @ sent) / squared_length
-    if not 0 <= factor <= 1 + _ROUNDING:
-        return False
-    distance = float(np.linalg.norm(used - factor * sent))
+def _shortening(sent: NDArray[Any], settings: Mapping[str, Any], *, rounds_late: int) -> float:
+    """Return by how much a run shortens an update ``[d]`` as it arrives.
+
+    That is to ``max-update-length``, and by how late it comes. What a stage or rule shortens later
+    is not in what was kept.
+    """
+    shortening = 1.0
+    most = float(settings.get("max-update-length") or 0.0)
+    length = float(np.linalg.norm(sent))
+    if most and length > most:
+        shortening = most / length
+    if rounds_late:
+        shortening *= Pace().staleness(rounds_late)
+    return shortening
+
+
+def _is_shortened(used: NDArray[Any], sent: NDArray[Any], shortening: float) -> bool:
+    """Return whether an update ``[d]`` is the one that was sent, times what shortens it."""
+    distance = float(np.linalg.norm(used - shortening * sent))
     return distance <= _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)

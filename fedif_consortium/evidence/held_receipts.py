@@ -216,11 +216,13 @@ def _seen_attempts(
     elsewhere = []
     for folder in {run_folder, *_run_folders(receipts_dir)}:
         paths = sorted(folder.glob("*.json"))
-        if not paths or not name or _name_in(paths[0]) != name:
+        # A server may call a run otherwise in one message than in the next.
+        of_name = [path for path in paths if name and _name_in(path) == name]
+        if not of_name:
             continue
-        contents = [_read(path, folder.name) for path in paths]
+        contents = [_read(path, folder.name) for path in of_name]
         keys = set()
-        for path, content in zip(paths, contents, strict=True):
+        for path, content in zip(of_name, contents, strict=True):
             if path.name.startswith(_ROUND):
                 keys.add(bytes.fromhex(content["key"]))
         if keys and signers and keys.isdisjoint(signers):

@@ -252,6 +252,8 @@ class ReceiptKeeper:
             return f"{where}: the records have another update than this node sent"
         if leaf["status"] in ("away", "failed"):
             return f"{where}: this node sent an update; the records say no reply came"
+        if leaf["status"] in ("refused", "revoked"):
+            return f"{where}: this node sent an update; the records say {leaf['status']!r}"
         return ""
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

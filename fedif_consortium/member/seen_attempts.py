@@ -31,12 +31,14 @@ MOST_NAMES = 10_000  # Of runs.
 class _Seen(BaseModel, strict=True):
     """The last attempt at a run: its number, the end of the chain of attempts, its run config.
 
+    ``earlier`` are the run configs of the attempts before it that this member has seen.
     ``server_round`` is the last round of it in which the member was to train; 0: none is known.
     """
 
     number: Annotated[int, Field(ge=1)]
     end: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     config: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    earlier: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
     server_round: Annotated[int, Field(ge=0)] = 0
 
 
@@ -154,6 +156,7 @@ class SeenAttempts:
             number=attempts.number,
             end=end,
             config=attempts.last.config,
+            earlier=_configs_before(seen, attempts.last.config),
             server_round=last_round,
         )
         if seen == now:
@@ -168,8 +171,18 @@ class SeenAttempts:
         self._runs = runs
 
     def _seen_configs(self) -> set[str]:
-        """Return the hashes of the run configs of the last attempt at each run."""
-        return {seen.config for seen in self._runs.values()}
+        """Return the hashes of the run configs of all attempts that this member has seen."""
+        configs: set[str] = set()
+        for seen in self._runs.values():
+            configs.update((seen.config, *seen.earlier))
+        return configs
+
+
+def _configs_before(seen: _Seen | None, config: str) -> list[str]:
+    """Return the run configs that a run has had before the one that it has now."""
+    if seen is None:
+        return []
+    return sorted({*seen.earlier, seen.config} - {config, ""})
 
 
 def _title(attempts: Attempts) -> str:

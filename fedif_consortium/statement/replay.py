@@ -39,6 +39,7 @@ from fedif_flower.server.record import Round, Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
+_SAME_MODEL = 1e-5  # Of its length: the first one may have other last digits elsewhere.
 _SAME_STEP = 1e-3  # Of its length: the same sum of updates, added up in another order.
 
 
@@ -200,6 +201,7 @@ def _attribute(
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
             _require_lengths(records, step, settings, sets_lengths=strategy.sets_lengths)
+            _require_led_on(records, model, step)
             if not torch.equal(step.before.params, model.vectors.params):
                 model.advance(step.before)
         attribution.finish_last_round(number)
@@ -299,6 +301,22 @@ def _by_itself(step: Step) -> Tensor:
     if step.aggregation.noise is not None:
         start = step.aggregation.noise.to(start)
     return combine(start, step.updates.client_updates, applied)
+
+
+def _require_led_on(records: RunRecords, model: GlobalModel, step: Step) -> None:
+    """Raise StatementError unless a round begins with the model that the one before it led to.
+
+    Else an operator could change the model between two rounds: what the change brings is nobody's
+    contribution, and what a round brought before it could be undone.
+    """
+    kept_model = step.before.params.double()
+    led_to = model.vectors.params.double()
+    off = float((kept_model - led_to).norm())
+    if not off <= _SAME_MODEL * float(led_to.norm()):
+        raise StatementError(
+            f"round {step.updates.server_round}: the model in {records.folder.updates.name}/ is "
+            "not the one that the run had come to before it"
+        )
 
 
 def _require_led(

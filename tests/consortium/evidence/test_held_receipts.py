@@ -95,3 +95,21 @@ def test_heads_without_a_line_cover_nobody(chain, bobs, content):
     put(bobs, "round-000000000006.json", nobodys.cells())
     put(bobs, "sent-000999-00000000-1.json", content)
     assert missing(chain, bobs) == {2: {ADA, BOB}}
+
+
+def test_a_decoy_of_another_name_hides_no_attempt(chain, bobs):
+    """The server calls the rehearsal otherwise in a message of its own choice."""
+    key = Ed25519PrivateKey.generate()
+    other = 32 * "d"
+    rehearsal = bobs.parent / other
+    rehearsal.mkdir()
+    hidden = Attempts(name="october", attempts=(Attempt(run=other, config=64 * "b"),))
+    about = {"run": other, "number": 1, "rows": 32 * b"r", "state": 32 * b"s"}
+    about |= {**hidden.agreed(1).terms(), "name": "decoy"}
+    decoys = RoundChain()
+    decoys.add(ToldRound.by(key, **decoys.next([], **about)))
+    sent = {**hidden.agreed(1).model_dump(mode="json"), "round": 1, "node_id": BOB, "sent": "00"}
+    for name, content in (("round-1.json", decoys.rounds[0].cells()), ("sent-1.json", sent)):
+        (rehearsal / name).write_text(json.dumps({"run": other, **content}))
+    held = read_held(bobs.parent, RUN, "october")
+    assert {(seen.run, seen.number) for seen in held.attempts} == {(RUN, 2), (other, 1)}

@@ -132,6 +132,17 @@ def test_a_run_without_a_name_is_not_called_as_its_server_likes(tmp_path):
         again.check(told_nameless(own, run=B), NAMELESS)
 
 
+def test_a_run_config_is_known_whatever_came_after_it(tmp_path):
+    """Else another attempt, of a setting that is no matter, would hide the first one."""
+    own, later = config_hash(NAMELESS), {**NAMELESS, "checkpoint-every": 1}
+    seen = SeenAttempts(tmp_path)
+    seen.note(seen.check(told_nameless(own), NAMELESS))
+    seen.note(seen.check(told_nameless(own, config_hash(later)), later))
+    for again in (seen, SeenAttempts(tmp_path)):  # After a restart, too.
+        with pytest.raises(RefusedByMemberError, match="has seen its run config in a run that was"):
+            again.check(told_nameless("5e" * 32, own, run=B), NAMELESS)
+
+
 def test_a_name_that_looks_automatic_is_a_name(tmp_path):
     config = {**CONFIG, "run-name": "auto-x"}
     seen = SeenAttempts(tmp_path)

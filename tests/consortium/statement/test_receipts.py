@@ -28,6 +28,7 @@ from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import CheckpointError, ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.server.loop import ScreenedStrategy
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
 from tests.consortium.statement.signed_runs import (
@@ -457,6 +458,30 @@ def test_a_kept_update_that_is_not_the_signed_one_is_named(
         checked = verify(run.path, members=read_members(keys))
         assert [m.signed for m in checked.members] == [2] * 3
         assert {"updates/round-000001.pt", f"updates/{file}"} <= set(checked.manifest.files)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_update_length": 0.05}])
+def test_a_signed_update_is_used_as_it_was_sent_but_for_what_the_run_shortens(
+    keys, key, tmp_path, monkeypatch, settings
+):
+    """An operator takes a twentieth of bob's for it: all figures of the run follow from that."""
+    aggregate = ScreenedStrategy.aggregate
+
+    def aggregate_less_of_bobs(strategy, updates):
+        row = updates.client_ids.index(1001)
+        updates.client_updates[row] *= 0.05
+        updates.squared_norms[row] *= 0.05**2
+        return aggregate(strategy, updates)
+
+    settings = {"num_server_rounds": 1, "updates.keep": True, **settings}
+    honest = of.run(of.nodes(keys), tmp_path / "honest", **settings)
+    make_statement(honest, key)
+    assert [member.signed for member in verify(honest).members] == [1] * 3
+    monkeypatch.setattr(ScreenedStrategy, "aggregate", aggregate_less_of_bobs)
+    run_dir = of.run(of.nodes(keys), tmp_path / "other", **settings)
+    make_statement(run_dir, key)
+    with pytest.raises(StatementError, match="of client 1001, which was used, is not what it sent"):
+        verify(run_dir)
 
 
 def wider(message, context):

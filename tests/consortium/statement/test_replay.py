@@ -28,6 +28,7 @@ from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import commitment_of, salt_of
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
+from fedif_flower.server.loop import ScreenedStrategy
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.kept_runs import ROUNDS, Steep, config, run, small_task
 
@@ -125,6 +126,23 @@ def test_no_operator_says_that_a_rule_shortened_updates_which_it_does_not(copy):
 def test_a_run_with_bounds_is_recomputed(tmp_path, settings):
     found = replay(run(config(tmp_path, **settings)))
     assert (found.weighed, found.not_compared) == (ROUNDS, ())
+
+
+def test_a_run_goes_on_from_the_models_that_its_rounds_led_to(tmp_path, monkeypatch):
+    """An operator moves the model between rounds: what it brings is no member's contribution."""
+    ask_members = ScreenedStrategy.ask_members
+
+    def move_and_ask(strategy, server_round, arrays, config, grid):
+        if server_round == 2:
+            vectors = strategy.model.vectors
+            arrays = strategy.model.advance(replace(vectors, params=vectors.params * 1.1))
+        return ask_members(strategy, server_round, arrays, config, grid)
+
+    monkeypatch.setattr(ScreenedStrategy, "ask_members", move_and_ask)
+    run_dir = run(config(tmp_path, num_server_rounds=2))
+    words = "round 2: the model in updates/ is not the one that the run had come to before it"
+    with pytest.raises(StatementError, match=words):
+        replay(run_dir)
 
 
 EVERY_COLUMN = [
