@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedif_flower.client.held_out import warn_of_classes
+from fedif_flower.client.held_out import labels_in, warn_of_classes
 from fedif_flower.client.training import NO_EXAMPLES, train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
@@ -24,7 +24,7 @@ from fedif_flower.messages.instructions import read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
 from fedif_flower.messages.records import records_of
-from fedif_flower.tasks.batches import class_labels, count_examples, count_not_finite, read_batches
+from fedif_flower.tasks.batches import count_examples, count_not_finite, read_batches
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation.objective import class_mean, objective_of
 
@@ -142,9 +142,9 @@ def data_words(task: Task, data: Data) -> str | Finding:
     count = count_examples(data)
     if count == 0:
         raise DataError("there are no examples")
-    largest = _largest_label(task, data)
-    if largest is not None and task.num_classes and largest >= task.num_classes:
-        raise DataError(f"there is a label {largest}; the classes are 0 to {task.num_classes - 1}")
+    no_class = _label_of_no_class(task, data)
+    if no_class is not None and task.num_classes:
+        raise DataError(f"there is a label {no_class}; the classes are 0 to {task.num_classes - 1}")
     words = "batches" if count is None else f"{count} examples"
     nan, infinite = count_not_finite(data) or (0, 0)
     if nan and task.transform is None:
@@ -154,15 +154,26 @@ def data_words(task: Task, data: Data) -> str | Finding:
     return words
 
 
-def _largest_label(task: Task, data: Data) -> int | None:
-    """Return the largest class of data in memory that the task's loss counts, if there is one."""
-    labels = class_labels(data)
-    if labels is None:
+def _label_of_no_class(task: Task, data: Data) -> int | None:
+    """Return a label of data in memory that is of no class, if there is one.
+
+    A cross-entropy says which label it does not count; of another loss a label below 0 may be one.
+    """
+    labels = labels_in(data)
+    if labels is None or not task.num_classes:
         return None
     mean = class_mean(task.pair_loss)
+    least = None
     if mean is not None:
         labels = labels[labels != mean.ignored]
-    return int(labels.max()) if len(labels) else None
+        least = 0
+    if not len(labels):
+        return None
+    if int(labels.max()) >= task.num_classes:
+        return int(labels.max())
+    if least is not None and int(labels.min()) < least:
+        return int(labels.min())
+    return None
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:

@@ -98,7 +98,8 @@ class Closing:
 
     With k usable replies at time :math:`\tau` after the round began, it closes at
     :math:`\tau + s`. A reply is usable once it was screened: nobody closes a round
-    by sending nonsense early.
+    by sending nonsense early. A simulation looks at the clock as replies come: there the first one
+    after that still counts.
 
     Parameters
     ----------

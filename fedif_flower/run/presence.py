@@ -199,10 +199,10 @@ def _polling(grid: Grid | None) -> PollingGrid | None:
 
 def _barred(current: Round) -> dict[int, tuple[ClientNode, Presence]]:
     """Return who is online and not to be asked, by client id, and why."""
-    could_be_asked = [*current.candidates, *current.at_work]
-    if len(could_be_asked) >= len(current.online):
+    if len(current.candidates) == len(current.online):
         return {}
-    ids = {node.client_id for node in could_be_asked}
+    # Who is at work may be offline by now.
+    ids = {node.client_id for node in (*current.candidates, *current.at_work)}
     barred: dict[int, tuple[ClientNode, Presence]] = {}
     for node in current.online:
         if node.client_id in ids:

@@ -264,7 +264,8 @@ class RunWriter(Callback):
     def on_asked(self, current: Round) -> None:
         """Note who is there, gone or kept from being asked, where that is news."""
         assert self._strategy is not None  # on_start
-        self._news = self._roll.call(current, self._strategy.nodes)
+        # A round that an error ended may have left news behind.
+        self._news = [*self._news, *self._roll.call(current, self._strategy.nodes)]
 
     def on_round(self, report: Round) -> None:
         """Take in a strategy's report of a round, and write its clients' lines."""
@@ -278,6 +279,7 @@ class RunWriter(Callback):
             self._add("attendance", [change.line(report.round) for change in self._news])
         nodes = [change.node for change in self._news]
         nodes += [client.node for client in report.clients]
+        self._news = []
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:

@@ -29,7 +29,8 @@ class MemberFailures:
     A member errs in a round if it was asked and its reply is an error, is refused or does not
     come; of a late reply, in the round in which it comes. After k errors in a row it is left out
     for :math:`2^{k-1} - 1` turns: 0, 1, 3, 7 and so on. A turn is the number of rounds in which a
-    member is asked once on average. One usable reply sets k back to 0.
+    member is asked once on average. One usable reply sets k back to 0,
+    except in a round that takes the model back, which says nothing of anybody.
 
     Parameters
     ----------

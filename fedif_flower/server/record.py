@@ -143,9 +143,11 @@ class Round:
     online : sequence of ClientNode
         Everybody who could be reached.
     paused : collection of int
-        The client ids of those left out after errors, reached or not.
+        The client ids of those left out after errors, reached or not; where too few others can be
+        asked, some of them are asked all the same.
     candidates : collection of ClientNode
-        Those of whom ``members`` were drawn: neither paused, nor at work, nor barred.
+        Those of whom ``members`` were drawn: neither at work, nor paused or barred
+        unless there are too few others.
     grid : Grid, optional
         The way to all of them.
     asked : mapping of int to Asked

@@ -44,7 +44,11 @@ _FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's 
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
-    """Raised by a callback to end a run in good order after this round."""
+    """Raised by a callback to end a run in good order after this round.
+
+    Raised in ``on_asked`` it ends the run before its round; in ``on_start`` no run begins, and who
+    started it receives it.
+    """
 
 
 class Callback:
@@ -104,8 +108,8 @@ class RunningStrategy(FedAvg):
     """Flower's ``FedAvg`` with rounds that are counted from the first process on, and told of.
 
     After each round, clients drawn from the seed, the user's evaluation and callbacks look at the
-    global model. No error of an evaluation ends a run that has begun: a model that the user's
-    cannot bear is taken back.
+    global model. No error of the user's own evaluation ends a run that has begun, unless it is one
+    of this package: a model that it cannot bear is taken back.
 
     A loop of somebody else's, such as that of a strategy that wraps this one, may call Flower's
     methods itself. The first call begins the run then, and the next one closes each round. What
@@ -532,10 +536,10 @@ class RunningStrategy(FedAvg):
         """Return the metrics of the user's own evaluation; none where it fails."""
         try:
             metrics = self.model.examined(lambda arrays: evaluate_fn(server_round, arrays))
+            return {} if metrics is None else dict(MetricRecord(dict(metrics)))  # type: ignore[arg-type]
         except Exception as error:
             ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
             if ours or not server_round:
                 raise
             logger.error("round %d: the evaluation failed: %r", server_round, error)
             return {}
-        return {} if metrics is None else dict(metrics)  # type: ignore[arg-type]

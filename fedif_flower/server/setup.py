@@ -40,7 +40,8 @@ class Setup(CheckedFields):
     trainable_keys : sequence of str, optional
         Names of the trainable parameters, in the order of the vector [d]; other floating-point
         arrays never enter norms, distances or influences. ``None``: those of the strategy's
-        validation set or model, if it has one, else all floating-point arrays.
+        validation set or model, if it has one, else all floating-point arrays but those
+        that cannot be (see :class:`~fedif_flower.messages.layout.ParameterLayout`).
     tied_keys : mapping of str to str, optional
         Second names of arrays (tied weights), and their first names; a reply in which the two
         differ is refused. ``None``: as ``trainable_keys``.

@@ -26,9 +26,10 @@ class Clip(Stage):
               \ell_i = \lVert \Delta_i \rVert \text{ in the last round that client i took part in}
 
     with :math:`C_t` the clients that took part in one of the last 20 rounds, round t included, and
-    sent an update that is not 0; rounds that failed are none of them. Of an even number of lengths
-    the median is the lower one of the two in the middle. Changes of buffers are bounded by the
-    median of the round's own.
+    sent an update that is not 0; rounds that an error failed are none of them. Of an even number of
+    lengths the median is the lower one of the two in the middle. Changes of buffers are bounded by
+    the median of the round's own. Behind :class:`~fedif_flower.stages.bucketing.Bucketing` a group
+    counts as its first client.
 
     Each client counts once, however often it was drawn and whoever makes up the round: as long as
     fewer than half of these clients are malicious, the median lies within the lengths of the

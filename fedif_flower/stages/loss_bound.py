@@ -40,9 +40,11 @@ class LossBound(Stage):
       and the shares of the examples, with the sum of the strategy's own. Where nobody sees
       updates, or a weight is negative, there is no such step.
 
-    The model never stays where it was: honest training with a high learning rate loses for a
-    while, and a bound that waits for a step without loss may wait for ever. With a server
-    optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it begin anew.
+    As long as the loss of the model before the step is not finite there is nothing to keep: each
+    step is taken as it is. The model never stays where it was: honest training with a high learning
+    rate loses for a while, and a bound that waits for a step without loss may wait for ever. With a
+    server optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it
+    begin anew.
 
     A round costs one pass over the validation set; one that misses the bound also five passes, six
     with a server optimizer, and the descent's: about four gradients and a pass.

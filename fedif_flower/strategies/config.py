@@ -140,7 +140,8 @@ class StrategyConfig(SectionedSettings):
     neighbour_mixing: bool = setting(
         False,
         "each update is first replaced by the mean of its nearest (NNM): all of the round but the "
-        "share `assumed-malicious-fraction`",
+        "share `assumed-malicious-fraction`; with a share of 0, by none, since each would be the "
+        "mean of all",
     )
     bucketing: int = setting(
         1,

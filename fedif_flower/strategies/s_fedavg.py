@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import SampledOrders
 
+logger = logging.getLogger(__name__)
 _LEAST_CHANCE = 1e-12  # Of being drawn.
 
 
@@ -62,6 +64,16 @@ class SFedAvg(ScreenedStrategy):
         self.valuation = shapley
         self.validation = shapley.validation
         self.ledger = ScoreLedger(1.0 - alpha)
+
+    def summary(self) -> None:
+        """Log every setting, and that there is nothing to draw where all are asked."""
+        super().summary()
+        if self.fraction_train >= 1:
+            logger.warning(
+                "S-FedAvg draws everybody with fraction_train = %g: relevance changes nothing, and "
+                "it is FedAvg at the price of Shapley values",
+                self.fraction_train,
+            )
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Draw clients with probability softmax(relevance)."""

@@ -89,6 +89,18 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
         ),
         (make_task(train=lambda *_: 1.0), WELL, ("ok", "not tried: the task trains by a")),
         (make_task(targets=LABELS + 1), ("failed", "label 3; the classes are 0 to 2"), NO_DATA),
+        (make_task(targets=LABELS - 1), ("failed", "label -1; the classes are 0 to 2"), NO_DATA),
+        (
+            make_task([(INPUTS, LABELS), (INPUTS, LABELS + 1)]),
+            ("failed", "label 3; the classes are 0 to 2"),
+            NO_DATA,
+        ),
+        # Of a loss of one's own it is not known whether it passes over a label below 0.
+        (
+            make_task(targets=LABELS - 1, loss=lambda outputs, targets: outputs.mean()),
+            WELL,
+            ("ok", "of one batch"),
+        ),
         (make_task(INPUTS[:0], LABELS[:0]), ("failed", "there are no examples"), NO_DATA),
         (make_task(UNLABELLED, FIRST_IGNORED), ("ok", "20 examples"), ("ok", "of one batch")),
         (

@@ -136,7 +136,9 @@ class Roll:
         self.now += 1.0
         return self.now
 
-    def call(self, *gone: int, paused=(), barred=()) -> list[tuple[int, str, float | None]]:
+    def call(
+        self, *gone: int, paused=(), barred=(), at_work=()
+    ) -> list[tuple[int, str, float | None]]:
         online = [node for i, node in NODES.items() if i not in gone]
         # As a directory has it: another list only where others are there.
         if online != self.online:
@@ -145,6 +147,7 @@ class Roll:
             1,
             online=self.online,
             paused=set(paused),
+            at_work=[NODES[i] for i in at_work],
             candidates=[n for n in online if n.node_id not in (*paused, *barred)],
             grid=self.grid,
         )
@@ -289,6 +292,13 @@ def test_a_run_that_goes_on_tells_of_real_members_what_is_new(roll):
         (1000, "there"),
     ]
     assert roll.call(1002) == []
+
+
+def test_a_barred_member_is_told_though_somebody_at_work_is_offline(roll):
+    roll.call()
+    told = roll.call(1002, at_work=[1002], barred=[1001])
+    assert [(who, what) for who, what, _ in told] == [(1002, "offline"), (1001, "not admitted")]
+    assert roll.call(1002, at_work=[1002], barred=[1001]) == []
 
 
 def test_that_a_simulated_member_is_there_is_not_told():

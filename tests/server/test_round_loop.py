@@ -82,6 +82,15 @@ def test_an_evaluation_that_always_fails_ends_nothing_and_blames_nobody():
     assert value(start(evaluate_fn=evaluate).arrays) == 3.0
 
 
+@pytest.mark.parametrize("returned", [0.5, {"accuracy": "high"}])
+def test_an_evaluation_that_returns_no_metrics_after_a_round_ends_nothing(caplog, returned):
+    def evaluate(server_round: int, arrays: ArrayRecord):
+        return returned if server_round else None
+
+    assert value(start(evaluate_fn=evaluate).arrays) == 3.0
+    assert caplog.text.count("the evaluation failed") == 3
+
+
 class Silent(LocalGrid):
     """Nodes that never answer."""
 

@@ -355,6 +355,14 @@ def test_s_fedavg_averages_by_examples_and_remembers_relevance():
     assert report.evaluations == 8
 
 
+@pytest.mark.parametrize(("fraction", "is_said"), [(1.0, True), (0.4, False)])
+def test_s_fedavg_says_that_it_has_nothing_to_draw(caplog, fraction, is_said):
+    own = {"fraction_train": fraction, "min_train_nodes": 1}
+    strategy = of.SFedAvg(threshold_validation(), **own, **PLAIN)
+    strategy.summary()
+    assert ("relevance changes nothing" in caplog.text) is is_said
+
+
 def test_s_fedavg_draws_by_relevance():
     nodes = [ClientNode(partition_id, 1000 + partition_id) for partition_id in range(3)]
     strategy = of.SFedAvg(
