@@ -154,6 +154,17 @@ def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, monkeypatc
     assert error.value.exit_code == 3
 
 
+def test_news_of_a_round_that_an_error_ended_are_told_with_the_next(tmp_path, monkeypatch):
+    gone = Change(ClientNode(2, 102, name="ada"), "offline", 1.5e9)
+    news = [[], [gone], []]  # A roll call tells what is news once.
+    monkeypatch.setattr(RollCall, "call", lambda *_: news.pop(0))
+    recorder = recorded(new_recorder(tmp_path), report(1, {0: 0.3, 2: 0.2}))
+    recorder.on_asked(Round(2))  # And no round 2 comes of it.
+    recorded(recorder, report(2, {0: 0.3}))
+    (line,) = read_rows(recorder.run_dir / "attendance.csv")
+    assert (line["round"], line["client_id"], line["presence"]) == ("2", "102", "offline")
+
+
 NODES = [ClientNode(0, 70, name="Graz"), ClientNode(1, 71), ClientNode(2, 72)]
 
 
