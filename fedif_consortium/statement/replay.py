@@ -39,7 +39,7 @@ from fedif_flower.server.record import Round, Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
-_SAME_MODEL = 1e-5  # Of its length: the first one may have other last digits elsewhere.
+_SAME_MODEL = 1e-5  # Of its length: it is the very one, but for the type it was kept in.
 _SAME_STEP = 1e-3  # Of its length: the same sum of updates, added up in another order.
 
 
@@ -201,7 +201,9 @@ def _attribute(
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
             _require_lengths(records, step, settings, sets_lengths=strategy.sets_lengths)
-            _require_led_on(records, model, step)
+            # A run begins with what its task makes, which need not be the same each time.
+            if last is not None:
+                _require_led_on(records, model, step)
             if not torch.equal(step.before.params, model.vectors.params):
                 model.advance(step.before)
         attribution.finish_last_round(number)

@@ -357,6 +357,21 @@ def test_the_run_of_a_model_in_float16_is_recomputed(tmp_path):
     assert replay(run_dir, task).contributions == 8
 
 
+def test_a_task_may_begin_with_another_model_each_time(tmp_path):
+    """Nothing was contributed before the first round, whatever it began with."""
+
+    def model() -> nn.Module:
+        linear = nn.Linear(4, 3)
+        nn.init.constant_(linear.weight, float(np.random.default_rng().normal()))
+        return linear
+
+    task = small_task("drawn", model, torch.float32)
+    settings = config(tmp_path, num_server_rounds=2, task="this-app:drawn")
+    grid = LocalGrid(task_app(task), 5)
+    run_dir = run_federation(grid, settings, task=task, parts=run_parts())
+    assert replay(run_dir, task).weighed == 2
+
+
 def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     run_dir = run(config(tmp_path, num_server_rounds=2, **{"credit.secret-validation": True}))
