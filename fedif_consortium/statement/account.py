@@ -78,8 +78,8 @@ class Account:
     the run ended with; ``None``: there is no finite one. ``decrease`` is by how much the loss fell
     between these ends, ``None`` without them; it is the sum of what is ``attributed``, the
     ``remainder``, and ``left_out_decrease``, by which the rounds left out lowered the loss on
-    balance. ``decisive_round`` is the one that brought more
-    than half of what was gained, which is ``decisive``. ``unpaid`` says why nobody has a share; it
+    balance. ``decisive_round`` is the one that brought ``decisive``, more than all others together
+    moved the loss. ``unpaid`` says why nobody has a share; it
     is empty where shares hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody
     is paid them.
     ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
@@ -125,7 +125,7 @@ class Account:
 
     @property
     def widest_share(self) -> float | None:
-        """Half the width of the widest interval of a share, with another held-out set."""
+        """How far a share may lie from its own at most, with another held-out set."""
         widths = []
         for member in self.members:
             if not member.share_intervals:
@@ -311,7 +311,7 @@ def _shares(counted: _Counted, ties: Ties, budget_cents: int | None) -> _Shares:
     if any(earned):
         nobody = 1 - sum(earned, NOTHING)
     tied: list[list[int]] = []
-    if lucks:
+    if lucks and not counted.unpaid:
         values = np.array(totals.worth, dtype=float)
         tied = groups(values, told_apart(values, lucks))
     paid = earned

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -171,12 +171,13 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
     is_split = bool(records.block_weights)
     if is_split:
         kinds.append(_luck_of_examples(records, draws))
-    if draws is not None and (is_drawn or not is_split):
-        kinds.append(of_draws(records.by_round, draws))
-    elif is_drawn:
-        kinds.append(_luck_of_rounds(DRAW, records))
-    elif not is_split:
-        kinds.append(_luck_of_rounds(ROUNDS, records))
+    if not is_drawn and is_split:
+        return kinds
+    about = DRAW if is_drawn else ROUNDS
+    if draws is None:
+        kinds.append(_luck_of_rounds(about, records))
+    else:
+        kinds.append(replace(of_draws(records.by_round, draws), about=about))
     return kinds
 
 

@@ -60,7 +60,8 @@ class MemberAccount:
     by_class : tuple of float
         The contribution in each class's loss, where that was attributed.
     equal_part : float
-        What the contribution would be if all who took part in a round had an equal part of it.
+        What the contribution would be if all with a part in a round's step had an equal one; with a
+        server's momentum that are also those whose earlier updates it carries on.
     other_rounds : float, optional
         The contribution without the decisive round, where there is one.
     per_draw : float, optional

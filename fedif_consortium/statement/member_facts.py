@@ -57,7 +57,7 @@ def labels(records: RunRecords) -> dict[int, str]:
 
 
 def _equal_parts(records: RunRecords) -> dict[int, float]:
-    """Return by round what each who took part would get if all got the same of its gain."""
+    """Return by round what each with a part in its step would get if all got the same of it."""
     members_in = Counter(part.round for part in records.parts)
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 

@@ -22,8 +22,8 @@ a cosine without the noise: 1 for the same data, however much noise hides them, 
 quarters of the sum are noise. Members are found where it is above 0.97, and both took part in five
 rounds at least. The server keeps a signed random sketch of each :math:`o_i`: coordinates with
 random signs, added up into 256 sums (AMS; Charikar et al., 2002), and the sum of the squares. A
-cosine :math:`\rho` is told by it to about :math:`(1 - \rho^2) / 16`. Masked rounds show no update,
-and add nothing.
+cosine :math:`\rho` is told by it to about :math:`(1 - \rho^2) / 16`. An update of 0 has no
+direction, and is left out of the :math:`m_t`. Masked rounds show no update, and add nothing.
 """
 
 from __future__ import annotations
@@ -132,9 +132,15 @@ class OwnParts(Callback, Kept):
             return
         updates = step.updates.client_updates
         lengths = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64).cpu()
-        directions = sketch(updates, self._seed) / lengths.clamp_min(1e-30)[:, None]  # [m, 256]
+        has_direction = lengths > 0
+        if not bool(has_direction.any()):
+            return
+        nodes = compress(step.nodes, has_direction.tolist())
+        directions = sketch(updates, self._seed)[has_direction]  # [m', 256]
+        directions /= lengths[has_direction, None]
+        # An update of 0 would leave a part of what is common to all as everybody's own.
         own_parts = directions - directions.mean(dim=0)
-        for node, own_part in zip(step.nodes, own_parts, strict=True):
+        for node, own_part in zip(nodes, own_parts, strict=True):
             nothing_yet = (0, 0.0, torch.zeros_like(own_part))
             rounds, squares, sums = self.sums.get(node.client_id, nothing_yet)
             self.sums[node.client_id] = (

@@ -16,7 +16,7 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class EdgeCase(Backdoor):
-    r"""Adds rare images of the class after the target, labelled with the target.
+    r"""Labels rare images of the class after the target with the target, and adds copies of them.
 
     Rare are those furthest from the mean image of their class, a share q of them. Few honest
     clients hold any, and the accuracy on a test set hardly shows that they are lost. The paper's
@@ -47,7 +47,7 @@ class EdgeCase(Backdoor):
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the examples with mislabelled copies of the rare ones beside them."""
+        """Return the examples with the rare ones mislabelled, and copies of these beside them."""
         rare = self._rare(pixels, labels, num_classes)
         if not len(rare):
             return pixels, labels

@@ -35,7 +35,7 @@ class Descent(NamedTuple):
     evaluations : int
         How often the loss was asked for, with its gradient or without.
     slopes : Tensor
-        ``[m]``, float64: how fast the loss falls along each update at the start; the weights with
+        ``[m]``, float64: how fast the loss rises along each update at the start; the weights with
         which it began are kept where all are 0.
     """
 
@@ -69,8 +69,10 @@ def descend_weights(
     with :math:`u_i = w_i - w_{t-1}` client i's update and :math:`g` the gradient of the loss at
     :math:`w_{t-1} + \sum_i p_i u_i`: mirror descent with the entropy as its distance (exponentiated
     gradient). At p = 0 the slope :math:`-\partial L / \partial p_i` is FedIF's influence without
-    its normalisation. A step that would raise the loss is not taken, and :math:`\eta` is halved. If
-    the loss at the start is not finite, the longest updates are left out until it is.
+    its normalisation. A step that would raise the loss is not taken, and :math:`\eta` is halved.
+    Before the start updates are left out that are more than a hundred times as long as the model
+    and as the usual update; then those more than ten times as long as the usual one, if the loss is
+    not higher without them; then the longest until the loss is finite.
 
     Parameters
     ----------

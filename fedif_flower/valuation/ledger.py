@@ -248,6 +248,7 @@ class ScoreLedger(CheckedFields):
         with K = ``num_clients`` all clients of the federation and q the chance with which a client
         is among the round's: ``chance``, or m / K where m participants of K are drawn.
         Negative weight scores count as 0; clients never seen count as ``initial``.
+        Where all of the round's count as 0, each has :math:`1 / m`: the round says nothing of them.
 
         Returns
         -------

@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
 
     @property
     def errors(self) -> Tensor:
-        """The standard error of each value, ``[m]``; 0 where nothing was drawn."""
+        """The standard error of each value, ``[m]``; 0 where at most one was drawn."""
         errors: Tensor = torch.linalg.vector_norm(self.residuals, dim=0)
         return errors
 

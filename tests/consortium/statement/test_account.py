@@ -452,6 +452,27 @@ def test_members_that_are_not_told_apart_may_be_paid_alike(tmp_path, ties, cents
     assert [member.alike for member in settled.members] == [1, 1, 0, 0]
 
 
+def test_where_all_took_part_in_all_rounds_no_draw_ties_members(tmp_path):
+    """Ties are about the held-out set and the draw: without blocks there was no luck of either."""
+    rounds = [{0: 3.0, 1: 0.8}, {0: 0.2, 1: 0.9}, {0: 1.9, 1: 0.2}, {0: 0.5, 1: 0.6}]
+    rounds += [{0: 0.1, 1: 0.3}]
+    by_sum = account(tmp_path / "sum", rounds, 1000_00, "sum", ties="alike")
+    by_draw = account(tmp_path / "draw", rounds, 1000_00, "draw", ties="alike")
+    cents = [670_59, 329_41]  # 5.7 and 2.8 of 8.5.
+    for settled in (by_sum, by_draw):
+        assert (settled.groups, [m.cents for m in settled.members]) == ((), cents)
+        assert settled.about == "other rounds"
+
+
+def test_nobody_is_paid_alike_where_nobody_is_paid(tmp_path):
+    blocks = {0: [0.2, 0.3, 0.25, 0.25], 1: [0.3, 0.2, 0.25, 0.25]}
+    rounds = [{0: 1.0, 1: 0.9}] * 5
+    settled = account(tmp_path, rounds, 100_00, ties="alike", blocks=blocks, remainder=-9.0)
+    assert settled.unpaid
+    assert settled.groups == ()
+    assert [member.alike for member in settled.members] == [0, 0]
+
+
 def test_groups_are_told_by_the_studentised_range():
     # Three members of variance 2 each: differences of 4, as far as q / sqrt(2) * 2 = q sqrt(2).
     luck = Luck("luck", np.eye(3), np.eye(3) * math.sqrt(2), 12)

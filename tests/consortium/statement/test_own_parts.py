@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,18 @@ from flwr.app import Array
 
 from client_app import app as client_app
 from fedif_consortium.statement.account import settle
-from fedif_consortium.statement.own_parts import ALIKE, SIZE, OwnPart, alike, likeness, sketch
+from fedif_consortium.statement.own_parts import (
+    ALIKE,
+    SIZE,
+    OwnPart,
+    OwnParts,
+    alike,
+    likeness,
+    sketch,
+)
 from fedif_consortium.statement.records import read_run
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.statement import signed_runs as of
 from tests.run.resuming import Killed, killed_at
@@ -45,6 +56,31 @@ def test_alike_are_those_above_the_bound_with_five_rounds():
     assert alike(parts) == {1, 2}
     assert alike({**parts, 1: of_rounds([ada] * 4)}) == frozenset()
     assert alike({**parts, 1: of_rounds([(0.0, 0.0, 0.0)] * 5)}) == frozenset()
+
+
+def sent_in(round_updates: torch.Tensor) -> SimpleNamespace:
+    """Return what a step has of a round's updates ``[m, d]``."""
+    nodes = [ClientNode(i, i) for i in range(len(round_updates))]
+    updates = SimpleNamespace(unseen=None, client_updates=round_updates)
+    return SimpleNamespace(updates=updates, nodes=nodes)
+
+
+def test_updates_of_nothing_make_nobody_alike(tmp_path):
+    """All go the same way, each with noise of its own; two members send the model back."""
+    parts = OwnParts(RunFolder(tmp_path), seed=1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        updates = torch.randn(10, 2000, generator=generator) + 3.0
+        updates[:2] = 0.0
+        parts.on_step(sent_in(updates))
+    parts.on_step(sent_in(torch.zeros(10, 2000)))
+    assert sorted(parts.sums) == list(range(2, 10))
+    own_parts = {
+        client_id: OwnPart(rounds, squares, sums.tolist())
+        for client_id, (rounds, squares, sums) in parts.sums.items()
+    }
+    assert {part.rounds for part in own_parts.values()} == {20}
+    assert alike(own_parts) == frozenset()
 
 
 def test_likeness_is_a_cosine_without_what_differs_from_round_to_round():
