@@ -200,8 +200,11 @@ def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
 
 
-def note(cells: Sequence[TableCell]) -> str:
-    """Return what must be said beside a table: its rounds and seeds, and what is missing."""
+def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
+    """Return what must be said beside a table: its rounds and seeds, and what is missing.
+
+    ``earlier`` are the cells of its last column, which have seeds of their own.
+    """
     # A cell that a GPU measured, too, counts once.
     places = {(cell.row.key, cell.column.key) for cell in cells}
     measured = _measurements_of(cells)
@@ -211,7 +214,11 @@ def note(cells: Sequence[TableCell]) -> str:
     rounds = ", ".join(map(str, sorted({measurement.rounds for measurement in measured})))
     seeds = ", ".join(map(str, sorted({measurement.seed for measurement in measured})))
     lacking = len(places) - len(measured_places)
-    return f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(places)} cells."
+    words = f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(places)} cells."
+    earlier_seeds = sorted({measurement.seed for measurement in _measurements_of(earlier)})
+    if earlier_seeds:
+        words += f" Seeds of the last column: {', '.join(map(str, earlier_seeds))}."
+    return words
 
 
 def _shown(mean: MeanStd | None, form: str, is_bold: bool = False) -> str:
@@ -305,7 +312,7 @@ def section_of(
         "",
         *result_table(table, shown, earlier).to_markdown(),
         "",
-        note(cells),
+        note(cells, earlier),
         "",
     ]
 

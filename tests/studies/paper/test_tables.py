@@ -330,6 +330,18 @@ def test_a_report_that_adds_nothing_says_why(tmp_path, capsys):
     assert "2 of 3 runs are cells of a table." in said(runs)
 
 
+def test_the_seeds_of_the_last_column_are_its_own(tmp_path):
+    for seed in (0, 1):
+        earlier = settings("cifar10", "fedif", "clean", normalization="data", seed=seed)
+        write_result(tmp_path / f"earlier-{seed}", earlier, accuracies(0.6, 0.6))
+    write_result(tmp_path / "cell", settings("cifar10", "fedif", "clean"), accuracies(0.6, 0.6))
+    (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
+    report([tmp_path], docs=tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    words = "Rounds: 100; seeds: 0; missing: 44 of 45 cells. Seeds of the last column: 0, 1."
+    assert words in text
+
+
 def test_reports_at_once_lose_no_row(tmp_path, monkeypatch):
     """Each has read the rows before the other writes its own, where they can."""
     (tmp_path / "results.md").write_text("<!-- begin: results -->\n<!-- end: results -->\n")
