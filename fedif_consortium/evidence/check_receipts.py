@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -277,11 +277,19 @@ def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) ->
                 f"round {read_leaf(line)['round']}: history was rewritten: {member.name} has a "
                 f"receipt for '{line}'; the records have '{recorded}'"
             )
-    for told_round in chain.rounds:  # Also those that it has no receipt of yet.
+    for told_round, leaf in _leaves_of(member, chain):
+        _check_sent(member, told_round.attempt, leaf, signed)
+
+
+def _leaves_of(
+    member: HeldReceipts, chain: RoundChain
+) -> Iterator[tuple[ToldRound, Mapping[str, str]]]:
+    """Return a member's lines in the records, also those that it has no receipt of yet."""
+    for told_round in chain.rounds:
         for line in told_round.own.values():
             leaf = read_leaf(line)
             if leaf["client_id"] and int(leaf["client_id"]) == member.node_id:
-                _check_sent(member, told_round.attempt, leaf, signed)
+                yield told_round, leaf
 
 
 def _check_sent(
@@ -317,11 +325,8 @@ def _check_not_left_out(member: HeldReceipts, chain: RoundChain, *, may_be_late:
     """
     rounds = {(told_round.attempt, told_round.number) for told_round in chain.rounds}
     statuses = {}  # By attempt and round.
-    for told_round in chain.rounds:
-        for line in told_round.own.values():
-            leaf = read_leaf(line)
-            if leaf["client_id"] and int(leaf["client_id"]) == member.node_id:
-                statuses[told_round.attempt, told_round.number] = leaf["status"]
+    for told_round, leaf in _leaves_of(member, chain):
+        statuses[told_round.attempt, told_round.number] = leaf["status"]
     last_line = max(statuses, default=(0, 0))
     for place in sorted(rounds & member.sent.keys()):
         _, number = place

@@ -97,10 +97,10 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         part = _paying_part(records, loaded)
         not_compared = _examine_again(records, loaded, part)
         taken_back = _rounds_taken_back(records, steps)
-        measuring = _as_recorded(records, loaded, part)
+        weighing = with_recorded_noise(loaded, records.provenance)
+        measuring = _measuring(records, weighing, part)
         attributed = _attribute(measuring, steps, records, taken_back)
         compared = _compare(records, attributed)
-        weighing = with_recorded_noise(loaded, records.provenance)
         weighed = weigh_again(records, weighing, steps, taken_back)
         return compared._replace(
             weighed=weighed.rounds,
@@ -160,9 +160,8 @@ def _examine_again(
     return not_compared
 
 
-def _as_recorded(records: RunRecords, loaded: LoadedTask, part: LoadedTask | None) -> LoadedTask:
+def _measuring(records: RunRecords, weighing: LoadedTask, part: LoadedTask | None) -> LoadedTask:
     """Return the task whose validation set is what contributions were measured on."""
-    weighing = with_recorded_noise(loaded, records.provenance)
     if part is None:
         return weighing
     return replace(weighing, validation=with_recorded_loss(part, records.provenance))

@@ -142,9 +142,7 @@ def data_words(task: Task, data: Data) -> str | Finding:
     count = count_examples(data)
     if count == 0:
         raise DataError("there are no examples")
-    no_class = _label_of_no_class(task, data)
-    if no_class is not None and task.num_classes:
-        raise DataError(f"there is a label {no_class}; the classes are 0 to {task.num_classes - 1}")
+    _require_classes(task, data)
     words = "batches" if count is None else f"{count} examples"
     nan, infinite = count_not_finite(data) or (0, 0)
     if nan and task.transform is None:
@@ -154,26 +152,22 @@ def data_words(task: Task, data: Data) -> str | Finding:
     return words
 
 
-def _label_of_no_class(task: Task, data: Data) -> int | None:
-    """Return a label of data in memory that is of no class, if there is one.
+def _require_classes(task: Task, data: Data) -> None:
+    """Raise DataError for a label of data in memory that is of no class.
 
     A cross-entropy says which label it does not count; of another loss a label below 0 may be one.
     """
     labels = labels_in(data)
     if labels is None or not task.num_classes:
-        return None
+        return
+    is_outside = labels >= task.num_classes
     mean = class_mean(task.pair_loss)
-    least = None
     if mean is not None:
-        labels = labels[labels != mean.ignored]
-        least = 0
-    if not len(labels):
-        return None
-    if int(labels.max()) >= task.num_classes:
-        return int(labels.max())
-    if least is not None and int(labels.min()) < least:
-        return int(labels.min())
-    return None
+        is_outside = (is_outside | (labels < 0)) & (labels != mean.ignored)
+    outside = labels[is_outside]
+    if len(outside):
+        label = int(outside.max())
+        raise DataError(f"there is a label {label}; the classes are 0 to {task.num_classes - 1}")
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
