@@ -34,21 +34,21 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
         A cell that was measured in several of these ways counts in the first alone.
     """
     lines = []
-    seen: set[tuple[str, str, str]] = set()
+    seen: set[frozenset[tuple[str, object]]] = set()
     count = 0
     for pixels in measured:
         for table in TABLES.values():
             if table.is_timed:
                 continue
             for cell in one_each(pixels.filled[table.name]):
-                place = _place(table, cell)
-                if place in seen or cell.paper is None:
+                figure = _figure(table, cell)
+                if figure in seen or cell.paper is None:
                     continue
-                seen.add(place)
+                seen.add(figure)
                 count += 1
                 line = _line(table, cell, cell.paper)
                 if line is not None:
-                    lines.append([pixels.words, *place, *line])
+                    lines.append([pixels.words, *_place(table, cell), *line])
     heading = ["pixels", "table", "what clients do", "row", "last ten", "last", "best", "paper"]
     heading.append("last ten - paper")
     table_of_lines = ResultTable("", heading, lines, num_labels=4, grouped=True)
@@ -56,8 +56,14 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
     return [*table_of_lines.to_markdown(), "", summary]
 
 
+def _figure(table: PaperTable, cell: TableCell) -> frozenset[tuple[str, object]]:
+    """Return what a cell is a figure of: with the same settings, several tables have the same."""
+    settings = table.settings(cell.row, cell.column)
+    return frozenset({**settings, "split": table.split}.items())
+
+
 def _place(table: PaperTable, cell: TableCell) -> tuple[str, str, str]:
-    """Return where a cell belongs; what stands in two tables of accuracies is one cell."""
+    """Return where a cell stands."""
     data, _, measured = table.title.partition(": ")
     if table.name in _ACCURACIES:
         measured = "accuracy"

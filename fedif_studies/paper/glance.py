@@ -73,18 +73,25 @@ def _of_protocol(
 ) -> Iterator[Point]:
     """Yield a column of the paper, from three files.
 
-    Its own cells have no bounds, and pixels scaled by the data's own mean, as the two sweeps have.
+    Its own cells have no bounds. Of all three, rows with pixels scaled by the data's own mean and
+    measured on a CPU are shown.
     """
-    for row in read_rows(results / table):
-        is_of_case = row["column"] == column and row["normalization"] == "data"
-        if is_of_case and row["row"] in _KEYS and not row.get("gpu"):
+    for row in _on_like_terms(results / table):
+        if row["column"] == column and row["row"] in _KEYS:
             yield (_KEYS[row["row"]], False), _last_ten(row)
-    for row in read_rows(results / bounded):
+    for row in _on_like_terms(results / bounded):
         if row["rule.bounds"] in _BOUNDS:
             yield (_KEYS[row["rule.weights"]], _BOUNDS[row["rule.bounds"]]), _last_ten(row)
-    for row in read_rows(results / descent):
+    for row in _on_like_terms(results / descent):
         if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
             yield (_KEYS["influence-descent"], False), _last_ten(row)
+
+
+def _on_like_terms(path: Path) -> Iterator[Mapping[str, str]]:
+    """Yield a file's rows that can stand beside each other in one case."""
+    for row in read_rows(path):
+        if row["normalization"] == "data" and not row.get("gpu"):
+            yield row
 
 
 def _last_ten(row: Mapping[str, str]) -> float:

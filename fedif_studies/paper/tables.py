@@ -8,7 +8,7 @@ the gamma tables are validation accuracies; the times are seconds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -136,17 +136,22 @@ def _row(key: str, gamma: float) -> Variant:
         settings = _strategy(key)
         # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
         if key == "fedif":
-            settings["fedif.gamma"] = gamma
+            settings |= _fedif(gamma, _PARTS)
         return Variant(key, _METHODS[key], settings)
     if key.startswith("gamma-"):
         value = key.removeprefix("gamma-")
-        settings = {**_strategy("fedif"), "fedif.gamma": float(value)}
+        settings = {**_strategy("fedif"), **_fedif(float(value), _PARTS)}
         return Variant(key, f"gamma = {value}", settings)
-    settings = {**_strategy("fedif"), "fedif.gamma": gamma}
-    parts = key.split("+")
+    settings = {**_strategy("fedif"), **_fedif(gamma, key.split("+"))}
+    return Variant(key, key.upper(), settings)
+
+
+def _fedif(gamma: float, parts: Collection[str]) -> dict[str, Scalar]:
+    """Return FedIF's settings: whatever a table varies, so that its equal in another is seen."""
+    settings: dict[str, Scalar] = {"fedif.gamma": gamma}
     for short, part in _PARTS.items():
         settings[f"fedif.{part}"] = short in parts
-    return Variant(key, key.upper(), settings)
+    return settings
 
 
 def _column(key: str, data: str) -> Variant:

@@ -55,3 +55,19 @@ def test_a_cell_that_was_measured_in_both_ways_counts_in_the_first(tmp_path):
     (far,) = cells_of(apart_lines([second, first]))
     assert far[0] == "second"
     assert far[-1] == "-14.3"
+
+
+def test_what_the_ablation_repeats_counts_once(tmp_path):
+    """FedIF without attack stands in three tables: as WN+RN+SU in the ablation."""
+    write_result(tmp_path / "a", settings("cifar10", "fedif", "clean"), accuracies(0.50, 0.7))
+    lines = apart_lines([pixels_of(tmp_path, "usual")])
+    places = [row[1:4] for row in cells_of(lines) if "validation" not in row[1]]
+    assert places == [["CIFAR-10, accuracy", "clean", "FedIF"]]
+
+
+def test_a_validation_accuracy_is_a_figure_of_its_own(tmp_path):
+    """FedIF with gamma 0.3 is also a row of the table by gamma, which is of another split."""
+    write_result(tmp_path / "a", settings("cifar10", "fedif", "clean"), accuracies(0.50, 0.7))
+    lines = apart_lines([pixels_of(tmp_path, "usual")])
+    assert [row[3] for row in cells_of(lines)] == ["FedIF", "gamma = 0.3"]
+    assert lines[-1] == "2 of 2 cells are more than 3 points from the paper."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 
 import pytest
@@ -263,6 +264,22 @@ def test_a_glance_says_what_bounds_bring():
         "With bounds FedIF is above FedAvg in 0 of 0 cases. "
         "Without bounds FedIF is above FedAvg in 1 of 2 cases."
     )
+
+
+@pytest.mark.parametrize("changed", [{"normalization": "unit-range"}, {"gpu": "H200"}])
+def test_a_glance_leaves_out_rows_of_other_pixels_and_of_a_gpu(tmp_path, changed):
+    """Of a file's two rows the second was measured in another way: a mean would mix them."""
+    names = ["rule.bounds", "rule.weights", "normalization", "gpu", "test-last-ten"]
+    usual = dict(zip(names, ["full", "fedif", "data", "", "0.5"], strict=True))
+    for name in ("cifar10-gradient.csv", "influence-descent-cifar10-gradient-noise.csv"):
+        (tmp_path / name).write_text(",".join([*names, "column", "strategy"]) + "\n")
+    with (tmp_path / "cifar10-gradient-noise-bounds.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerow(usual)
+        writer.writerow({**usual, **changed, "test-last-ten": "0.9"})
+    [case] = [case for case in CASES if case.words == "50 % add noise to updates"]
+    assert case.read(tmp_path) == {("FedIF", True): MeanStd(50.0, None)}
 
 
 def test_a_glance_counts_what_is_not_measured(tmp_path):
