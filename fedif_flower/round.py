@@ -42,6 +42,10 @@ class UnseenUpdates(Protocol):
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``."""
         ...
 
+    def product_errors(self, vector: Tensor) -> Tensor:
+        """Return how far, ``[m]`` of float64, these products may be off."""
+        ...
+
     def summed(self, weights: Tensor) -> Tensor:
         """Return the sum ``[d]`` of the updates times weights ``[m]``; one sum a round.
 

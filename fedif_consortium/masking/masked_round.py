@@ -39,10 +39,15 @@ from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors, RoundUpdates
 
 logger = logging.getLogger(__name__)
-STANDARD_ERRORS = 5.0  # An honest member is refused once in some million rounds.
+# An honest member whose update is spread over many entries is refused once in some million rounds;
+# of updates that lie in a few entries, one in some hundred.
+STANDARD_ERRORS = 5.0
 ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
 # Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
 _DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
+_PRODUCT_DEVIATIONS = 8.0  # As those of a product in floating point are bounded by.
+# A step's rounding, in parts of the updates' length, above which a run is warned.
+_MUCH_ROUNDING = 1e-3
 # A keeper's answer says nothing of less than this, of a product with a vector of length 1/2 to 1.
 _LEAST_PRODUCT = 2.0 ** (ROUNDED_BITS - UPDATE_BITS - VECTOR_BITS)
 
@@ -287,6 +292,20 @@ class MaskedRound:
         self._check_keeper()
         return torch.from_numpy(products)
 
+    def product_errors(self, vector: Tensor) -> Tensor:
+        """Return how far, ``[m]`` of float64, the fixed point may move the products with a vector.
+
+        It rounds each entry of an update, each entry of the vector, and the keeper's answer.
+        """
+        length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+        _, exponent = np.frexp(length)
+        scaled_length = np.ldexp(length, -exponent)  # In [1/2, 1).
+        of_updates = scaled_length * 2.0**-UPDATE_BITS
+        of_vector = self.lengths * 2.0**-VECTOR_BITS  # [m]
+        of_answers = _LEAST_PRODUCT
+        deviation = np.sqrt((of_updates**2 + of_vector**2 + of_answers**2) / 12)  # Of uniform ones.
+        return torch.from_numpy(np.ldexp(_PRODUCT_DEVIATIONS * deviation, exponent))
+
     def cut(self, coefficients: Tensor) -> Tensor:
         """Return factors ``[m]`` with which the keeper's policy allows coefficients ``[m]``.
 
@@ -334,6 +353,7 @@ class MaskedRound:
         for vector, share in zip(self.vectors, shares[self.positions], strict=True):
             sum_of_masked += vector * share
         step = ring.decode_step(sum_of_masked - sum_of_masks, total)
+        self._warn_of_rounding()
         length = float(np.linalg.norm(step))
         bound = float(np.dot(weights, self._longest))
         if not length <= bound + ROUNDING * (bound + total):
@@ -342,6 +362,21 @@ class MaskedRound:
                 "member's vector is not what its sketch says"
             )
         return step
+
+    def _warn_of_rounding(self) -> None:
+        """Say where updates are so short that the fixed point moves the step by much."""
+        # Of the updates' mean, and of the keeper's sum: each entry by 2**-28 at most.
+        rounding = 2.0**-UPDATE_BITS * float(np.sqrt(self.sketch.length / 6))
+        typical_length = float(np.median(self.lengths))
+        if rounding > _MUCH_ROUNDING * typical_length:
+            _, server_round = self.place
+            logger.warning(
+                "round %d: updates are so short (%.2g in the middle) that masking rounds the step "
+                "by %.2g: a larger learning rate or more local epochs make them longer",
+                server_round,
+                typical_length,
+                rounding,
+            )
 
     def _check_keeper(self) -> None:
         """Raise KeeperError unless the keeper's sum agrees with what it said of each mask.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import product_error
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import RoundUpdates, UnseenUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.ledger import Scores
 from fedif_flower.valuation.parallel import LossAndGradient
@@ -79,6 +79,20 @@ def _project(
     if squared_norms is not None:
         squared = squared_norms.to(inner)
     return Projections(inner, squared, _error(gradient, dtype))
+
+
+def _project_unseen(updates: RoundUpdates, unseen: UnseenUpdates, gradient: Tensor) -> Projections:
+    """Project updates that nobody sees, whose products may be off by more than their type's."""
+    inner = -unseen.products(gradient)
+    squared_norms = updates.squared_norms.cpu()
+    lengths = squared_norms.sqrt()
+    is_sent = lengths > 0
+    error = _error(gradient, updates.global_params.dtype)
+    if bool(is_sent.any()):
+        relative_errors = unseen.product_errors(gradient)[is_sent] / lengths[is_sent]
+        # That of the middle: who sends next to nothing is not to make all influences equal.
+        error = max(error, float(relative_errors.median()))
+    return Projections(inner, squared_norms, error)
 
 
 def _error(gradient: Tensor, dtype: torch.dtype) -> float:
@@ -192,9 +206,7 @@ class InfluenceValuation:
         gradient = self.gradient(updates.global_params, updates.named_buffers)
         gradient = gradient.to(client_updates.device)
         if updates.unseen is not None:
-            inner = -updates.unseen.products(gradient)
-            error = _error(gradient, updates.global_params.dtype)
-            projections = Projections(inner, updates.squared_norms.cpu(), error)
+            projections = _project_unseen(updates, updates.unseen, gradient)
         else:
             projections = project_updates(client_updates, gradient, updates.squared_norms)
         normalized = self.weight_normalization

@@ -7,11 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.functional import mse_loss
 
 from fedif_consortium.masking.ring import to_bytes
+from fedif_flower import Validation
 from fedif_flower.errors import KeeperError, MaskingError
+from fedif_flower.valuation.influence import InfluenceValuation
+from fedif_flower.valuation.ledger import min_max
 from tests.consortium.masking.masked import Faulty
 from tests.consortium.masking.parties import OPEN, Parties
+from tests.rounds import a_round
 
 LIE = np.uint64(2**36)  # More than what a keeper rounds.
 D = 3_001
@@ -117,6 +123,59 @@ def test_a_masked_round_gives_what_a_plain_one_gives(members, length, seed):
     step = masked_round.summed(torch.from_numpy(weights)).numpy()
     largest = np.sum(weights) * np.max(np.abs(updates))
     assert np.all(np.abs(step - weights @ updates) <= members * (2.0**-23 * largest + 2.0**-28))
+
+
+@given(st.integers(1, 300), st.integers(0, 2**32))
+def test_products_are_off_by_no_more_than_is_said(length, seed):
+    rng = np.random.default_rng(seed)
+    updates = rng.normal(size=(3, length)) * 10.0 ** rng.integers(-8, 2, (3, 1))
+    vector = rng.normal(size=length)
+    policy = OPEN.replace(least_members=2, largest_share=1.0, least_effective_members=1.0)
+    masked_round = Parties(3, policy).opened(updates)
+    errors = masked_round.product_errors(torch.from_numpy(vector)).numpy()
+    products = masked_round.products(torch.from_numpy(vector)).numpy()
+    assert np.all(np.abs(products - updates @ vector) <= errors)
+
+
+UNIT = VECTOR / np.linalg.norm(VECTOR)
+# The last member does something else, in a hidden direction or next to nothing at all.
+TURNED = 0.6 * UNIT + 0.8 * np.eye(1, D)[0]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "equal"),
+    [
+        ([1e-5] * 5, [1.0] * 5),
+        # Beside the noise of its short update the others are alike, and yet nobody is equal.
+        ([1e-2] * 4 + [1e-6], [1.0] * 4 + [0.0]),
+    ],
+)
+def test_what_fixed_point_makes_of_equal_influences(lengths, equal):
+    """Identical members have one influence, and one that is turned from them has another."""
+    updates = np.array([length * UNIT for length in lengths])
+    if lengths[-1] != lengths[0]:
+        updates[-1] = lengths[-1] * TURNED
+    masked_round = Parties().opened(updates)
+    model = nn.Linear(D, 1, bias=False)
+    judge = Validation(model, torch.ones(2, D), torch.ones(2, 1), loss_fn=mse_loss)
+    valuation = InfluenceValuation(judge)
+    valuation.gradient = lambda *_: torch.from_numpy(-VECTOR)
+    scores = valuation.score(
+        a_round(
+            torch.zeros(5, D, dtype=torch.float64),
+            squared_norms=torch.from_numpy(masked_round.lengths**2),
+            unseen=masked_round,
+        )
+    )
+    shares = min_max(scores.values, scores.resolution).tolist()
+    assert shares == pytest.approx(equal, abs=1e-2)
+
+
+@pytest.mark.parametrize(("length", "is_said"), [(1e-4, True), (1e-2, False)])
+def test_updates_that_the_fixed_point_rounds_by_much_are_said(length, is_said, caplog):
+    """Each entry of 3,001 is rounded by 2**-28: 8e-8 in all, a thousandth of 8e-5."""
+    summed(0.5 * length * UNIT, 0.5 * length)
+    assert ("masking rounds the step" in caplog.text) == is_said
 
 
 def test_who_hides_two_values_from_the_sketch_is_named_by_a_product():
