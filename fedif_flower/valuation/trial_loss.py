@@ -210,10 +210,7 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
     def attempt() -> str:
         judged = objective.judged(model.module, examples)
         require_pairs("loss_fn", loss_fn, *judged)
-        labels = class_labels(judged)
-        if labels is not None:
-            judged = take_rows(judged, labels.argsort(stable=True))  # Unlike parts differ most.
-        return why_no_mean(loss, judged)
+        return why_no_mean(loss, _sorted_by_label(judged))
 
     try:
         examples = some_examples(batches)
@@ -221,7 +218,8 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
             why = at_two_models(model, attempt)
     except ConfigError:
         raise
-    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+    except Exception as error:
+        _say_untried("loss_fn", batches, error)
         return
     if why:
         raise ConfigError(
@@ -250,10 +248,9 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
         return str(divided) if divided is not None and divided.is_far else ""
 
     try:
-        examples = some_examples([batch.content for batch in batches if batch.weight])
-        labels = class_labels(examples)
-        if labels is not None:
-            examples = take_rows(examples, labels.argsort(stable=True))
+        examples = _sorted_by_label(
+            some_examples([batch.content for batch in batches if batch.weight])
+        )
         with model.evaluation_mode():
             why = at_two_models(model, attempt)
     except Exception:  # A model may take one batch size alone; what it takes was tried before.
@@ -276,20 +273,51 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
     if isinstance(objective, PairObjective):
         return
 
+    is_sum = False
+
     def loss(batch: Any) -> Sized:
         figure, size = objective.loss_and_size(model.module, batch)
         return Sized(figure, size.weight)
 
+    def attempt() -> str:
+        nonlocal is_sum
+        divided = divide(loss, examples)
+        if divided is None or divided.is_mean:
+            return ""
+        is_sum = divided.is_sum
+        return str(divided)
+
     try:
-        examples = some_examples([batch.content for batch in batches if batch.weight])
-        with model.evaluation_mode():
-            divided = divide(loss, examples)
-    except Exception:  # A model may take one batch size alone; what it takes was tried before.
-        return
-    if divided is None or divided.is_mean:
-        return
-    if divided.is_sum:
-        raise ConfigError(
-            f"batch_loss {divided}. It is their sum: allowed: (mean loss, what it divides by)"
+        examples = _sorted_by_label(
+            some_examples([batch.content for batch in batches if batch.weight])
         )
-    logger.warning("batch_loss %s", divided)
+        with model.evaluation_mode():
+            why = at_two_models(model, attempt)
+    except Exception as error:
+        _say_untried("batch_loss", batches, error)
+        return
+    if is_sum:
+        raise ConfigError(
+            f"batch_loss {why}. It is their sum: allowed: (mean loss, what it divides by)"
+        )
+    if why:
+        logger.warning("batch_loss %s", why)
+
+
+def _sorted_by_label(examples: Any) -> Any:
+    """Return examples in the order of their labels, where they have such: unlike parts differ."""
+    labels = class_labels(examples)
+    if labels is None:
+        return examples
+    return take_rows(examples, labels.argsort(stable=True))
+
+
+def _say_untried(name: str, batches: Sequence[Any], error: Exception) -> None:
+    """Say that a loss of several batches was not tried: a model may take one batch size alone."""
+    if len(batches) > 1:
+        logger.warning(
+            "%s is taken for a mean over the examples of a batch; whether it is one could not be "
+            "tried: %r",
+            name,
+            error,
+        )

@@ -174,6 +174,34 @@ def test_a_loss_that_looks_like_a_mean_at_a_model_of_zeros_is_refused(loss_fn):
         judged(model, ROWS, LABELS, loss_fn=loss_fn, batch_size=7)
 
 
+def test_a_batch_loss_that_looks_like_a_mean_at_a_model_of_zeros_is_warned_of(caplog):
+    """Each example's loss is log 3 there; elsewhere the size is not what it divides by."""
+
+    def weighted(model, batch):
+        rows, labels = batch
+        return functional.cross_entropy(model(rows), labels, weight=WEIGHTS), len(labels)
+
+    model = linear()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    judged(model, (ROWS, LABELS), batch_loss=weighted, batch_size=7)
+    (message,) = caplog.messages
+    assert message.startswith("batch_loss gives ")
+
+
+def test_a_loss_that_could_not_be_tried_is_said(caplog):
+    """The model takes eighty examples at a time, as a batch has, and 64 are tried."""
+
+    class TakesEighty(nn.Linear):
+        def forward(self, rows):
+            return super().forward(rows) + torch.zeros(80, 1)
+
+    model = build(TakesEighty, 5, 3)
+    judged(model, ROWS.repeat(4, 1), LABELS.repeat(4), loss_fn=REFUSED[0], batch_size=80)
+    (message,) = caplog.messages
+    assert message.startswith("loss_fn is taken for a mean over the examples of a batch; whether")
+
+
 @pytest.mark.parametrize("batch_size", [7, 40])
 def test_a_batch_loss_that_gives_the_sum_is_refused(batch_size):
     def summed(model, batch):
