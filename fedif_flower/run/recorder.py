@@ -11,13 +11,14 @@ import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from fedif_flower.errors import (
     CheckpointError,
@@ -275,11 +276,9 @@ class RunRecorder(RunWriter):
         if self._last is not None:
             last = self._last.server_round
         last = max(last, 0)
-        is_ordinary = isinstance(error, Exception | KeyboardInterrupt | SystemExit)
-        is_unsaved = last > max(self.checkpoints.last_round, 0)
-        if is_ordinary and is_unsaved and self.config.checkpoint_every:
+        if isinstance(error, Exception | KeyboardInterrupt | SystemExit):
             with contextlib.suppress(CheckpointError, StorageError):
-                self._save()
+                self._save_unsaved()
         logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, self._way_on())
 
     def _way_on(self) -> str:
@@ -296,6 +295,18 @@ class RunRecorder(RunWriter):
         super()._add(table, lines)
         if self.config.checkpoint_every:
             self._unsaved[table] += lines
+
+    def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Save the last round, which a callback may have made the last, and write the results."""
+        self._save_unsaved()
+        return super().finish(state_dict)
+
+    def _save_unsaved(self) -> None:
+        """Write a checkpoint of the last complete round unless it has one, or none is wanted."""
+        if self._last is None or not self.config.checkpoint_every:
+            return
+        if self._last.server_round > max(self.checkpoints.last_round, 0):
+            self._save()
 
     def _save(self) -> None:
         """Write a checkpoint of the last complete round."""

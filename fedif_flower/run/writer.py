@@ -288,7 +288,13 @@ class RunWriter(Callback):
         A model that cannot be measured is taken back; before the first round, the error ends the
         run.
         """
-        if not self.is_due(server_round) or not self._judges:
+        if not self.is_due(server_round):
+            return {}
+        return self._evaluate(server_round, model)
+
+    def _evaluate(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
+        """Return the metrics of a round's model; none where there are no data or it fails."""
+        if not self._judges:
             return {}
         started = time.perf_counter()
         try:
@@ -322,6 +328,10 @@ class RunWriter(Callback):
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
+        assert self._strategy is not None  # on_start
+        if self._strategy.is_stopping and self._evaluation is _NOT_EVALUATED:
+            # Nobody could know before that this round is the last.
+            metrics = {**metrics, **self._evaluate(server_round, self._strategy.model)}
         evaluation = self._evaluation
         self._evaluation = _NOT_EVALUATED
         report = self._report

@@ -158,6 +158,11 @@ class RunningStrategy(FedAvg):
         """How the weight scores come about; ``None``: nothing is smoothed."""
         return None if self.ledger is None else Scoring.of(self.ledger)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a callback has said that the run ends after this round."""
+        return self._stop is not None
+
     def tell(self, notify: Callable[[Callback], object]) -> None:
         """Tell every callback something; one that stops the run does so when the round is over."""
         for callback in self.callbacks:

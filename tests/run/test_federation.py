@@ -23,6 +23,7 @@ from fedif_flower.run.loaded_task import load_task
 from fedif_flower.run.provenance import code_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.tasks.task import Metric, Site
 from tests.run.points import SLOPE, absolute_error, line, regression
 from tests.run.points import run as run_task
@@ -271,3 +272,37 @@ def test_a_client_whose_task_or_model_is_another_says_so(tmp_path, other, reason
     grid = LocalGrid(task_app(regression(**other)), 2)
     with pytest.raises(TrainingFailedError, match=reason):
         run_federation(grid, RunConfig.from_run_config(values), task=regression())
+
+
+class StopsAfter(Callback):
+    """Ends a run in good order, once others have looked at the model of a round."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_model(self, server_round, model):
+        if server_round == self.number:
+            raise StopTraining("enough")
+
+
+def test_the_round_in_which_a_callback_stops_is_evaluated_and_saved(tmp_path):
+    """Evaluations are due in rounds 0 and 5, checkpoints after 4 and 6."""
+    config = run_config(tmp_path, num_server_rounds=6, eval_every=5, checkpoint_every=4)
+    callbacks = [StopsAfter(3)]
+    folder = RunFolder(run_federation(LocalGrid(client_app, CLIENTS), config, callbacks=callbacks))
+    rows = folder.rounds.read()
+    assert [row["round"] for row in rows if row["test_accuracy"]] == ["0", "3"]
+    assert folder.summary.read()["last_evaluated_round"] == 3
+    going_on = config.replace(resume="auto")
+    run_federation(LocalGrid(client_app, CLIENTS), going_on)
+    assert [row["round"] for row in folder.rounds.read()] == [str(n) for n in range(7)]
+    assert not list(folder.path.glob("attempt-*"))
+    whole = run_config(tmp_path / "whole", num_server_rounds=6, eval_every=5, checkpoint_every=4)
+    without_stop = RunFolder(run(whole))
+    assert_same_model(folder, without_stop)
+
+
+def assert_same_model(first: RunFolder, second: RunFolder) -> None:
+    models = [torch.load(folder.model, weights_only=True) for folder in (first, second)]
+    for name, values in models[0].items():
+        assert torch.equal(values, models[1][name])

@@ -32,7 +32,7 @@ def new_recorder(output_dir: Path) -> RunRecorder:
     config = RunConfig.from_run_config({"output-dir": str(output_dir), "run-name": "run"})
     recorder = recorder_of(config)
     recorder.is_malicious = lambda node: node.partition_id % 2 == 1
-    recorder.on_start(SimpleNamespace(nodes=None, scoring=None, callbacks=()))
+    recorder.on_start(SimpleNamespace(nodes=None, scoring=None, callbacks=(), is_stopping=False))
     return recorder
 
 
