@@ -42,13 +42,15 @@ def read_batches(
         Examples per batch, except where ``inputs`` comes in batches.
     generator : torch.Generator, optional
         Draws the order of examples, except where ``inputs`` comes in batches, or is a stream;
-        ``None``: as they lie.
+        ``None``: as they lie, also where a DataLoader of torch's own would shuffle them all.
 
     Raises
     ------
     ValuationError
         If inputs and targets do not go together.
     """
+    if generator is None and _shuffles_all(inputs):
+        inputs = _in_order(inputs)
     if isinstance(inputs, Tensor | np.ndarray | Mapping | tuple):
         examples = inputs if targets is None else (inputs, targets)
         yield from _split(as_tensors(examples), batch_size, generator)
@@ -137,6 +139,13 @@ def tensors_of(value: Any) -> list[Tensor]:
     tensors: list[Tensor] = []
     map_tensors(tensors.append, value)
     return tensors
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return what a structure of dicts, lists and tuples is made of: tensors, strings, numbers."""
+    leaves: list[Any] = []
+    _map(lambda item: not isinstance(item, Mapping | list | tuple), leaves.append, value)
+    return leaves
 
 
 def to_device(value: Any, device: torch.device) -> Any:
@@ -342,6 +351,33 @@ def _sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
     if batches is None:
         return loader.sampler
     return batches.sampler if isinstance(batches, BatchSampler) else None
+
+
+def _shuffles_all(data: Any) -> bool:
+    """Tell whether data are a DataLoader that is as torch makes it with ``shuffle=True``."""
+    if type(data) is not DataLoader:
+        return False
+    if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
+        return False
+    sampler = _sampler_of(data)
+    if type(sampler) is not RandomSampler or sampler.replacement:
+        return False
+    return len(sampler) == len(data.dataset)  # type: ignore[arg-type]
+
+
+def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of the same batches' size whose examples come as they lie."""
+    return DataLoader(
+        loader.dataset,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        # It draws a seed in any case: not from the process.
+        generator=loader.generator or torch.Generator(),
+    )
 
 
 def count_dropped(data: Any) -> int:

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.tasks.batches import class_labels, join, num_rows, take_rows, tensors_of
+from fedif_flower.tasks.batches import (
+    class_labels,
+    join,
+    leaves_of,
+    num_rows,
+    take_rows,
+)
 from fedif_flower.valuation.validation import Validation
 
 
@@ -61,15 +67,37 @@ def input_digests(validation: Validation) -> list[bytes]:
         count = num_rows(content)
         if count is None or not isinstance(content, list | tuple):
             return []
-        tensors = tensors_of(list(content[:-1]))
-        rows = [tensor.cpu().reshape(count, -1).contiguous() for tensor in tensors]
-        as_bytes = [values.view(torch.uint8).numpy() for values in rows]
         counted = torch.ones(count, dtype=torch.bool)
         if isinstance(content[-1], Tensor):
             counted = _that_count(validation, content[-1])
-        for example in counted.nonzero().flatten().tolist():
-            together = hashlib.blake2b(digest_size=16)
-            for values in as_bytes:
-                together.update(values[example].tobytes())
-            digests.append(together.digest())
+        rows = counted.nonzero().flatten().cpu()
+        digests += _row_digests(list(content[:-1]), count, rows)
     return digests
+
+
+def _row_digests(inputs: list[Any], count: int, rows: Tensor) -> list[bytes]:
+    """Return a digest of each of these rows of the inputs of ``count`` examples."""
+    leaves = leaves_of(inputs)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        return [_digest_of_one(take_rows(inputs, row[None])) for row in rows]
+    tensors = [tensor.cpu().reshape(count, -1).contiguous() for tensor in leaves]
+    as_bytes = [values.view(torch.uint8).numpy() for values in tensors]
+    digests = []
+    for row in rows.tolist():
+        together = hashlib.blake2b(digest_size=16)
+        for values in as_bytes:
+            together.update(values[row].tobytes())
+        digests.append(together.digest())
+    return digests
+
+
+def _digest_of_one(inputs: list[Any]) -> bytes:
+    """Return a digest of one example's inputs, which may be texts and numbers, too."""
+    together = hashlib.blake2b(digest_size=16)
+    for leaf in leaves_of(inputs):
+        if isinstance(leaf, Tensor):
+            values = leaf.cpu().reshape(1, -1).contiguous()
+            together.update(values.view(torch.uint8).numpy().tobytes())
+        else:
+            together.update(repr(leaf).encode())
+    return together.digest()

@@ -12,6 +12,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.valuation import Validation, cross_fit
@@ -368,3 +369,41 @@ def test_settings_out_of_range_are_refused(settings):
 def test_seconds_out_of_range_are_refused():
     with pytest.raises(ConfigError, match="seconds = 0; allowed: a number > 0"):
         vet(held_out(digits()[1]), seconds=0)
+
+
+def test_places_are_those_of_the_data_where_a_loader_would_shuffle_them():
+    """Twelve labels are wrong, and lie first: most of the suspects are among them."""
+    wrong = with_wrong(digits()[1], 36)
+    data = TensorDataset(digits()[0], wrong)
+    shuffled = Validation(perceptron(), DataLoader(data, 30, shuffle=True), device="cpu")
+    batch, places = labelled_examples(shuffled)
+    assert places.tolist() == list(range(COUNT))
+    assert torch.equal(batch[-1], wrong)
+
+
+def test_a_loader_that_draws_a_part_of_its_data_is_read_as_it_draws():
+    torch.manual_seed(0)
+    data = TensorDataset(*digits())
+    drawn = DataLoader(data, sampler=RandomSampler(data, num_samples=20), batch_size=20)
+    assert Validation(perceptron(), drawn, device="cpu").num_examples == 20
+
+
+class OfTexts(nn.Module):
+    """Classes of texts, by their lengths and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, texts, numbers):
+        lengths = torch.tensor([float(len(text)) for text in texts])
+        return self.linear(torch.stack([lengths, numbers], dim=1))
+
+
+def test_copies_among_texts_are_told_apart():
+    """Of eight texts the last is the first again, and a number that differs makes two of one."""
+    texts = ["ab", "c", "cd", "ef", "gh", "ij", "ij", "ab"]
+    numbers = torch.tensor([0.0, 0, 0, 0, 0, 0, 1, 0])
+    labels = torch.arange(8) % 3
+    batches = [(texts[i : i + 4], numbers[i : i + 4], labels[i : i + 4]) for i in (0, 4)]
+    assert vet(Validation(OfTexts(), batches, device="cpu")).copies == 1
