@@ -10,6 +10,8 @@ import pytest
 
 from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_flower.run.rows import read_rows
+from fedif_studies.factorial import FactorialCell, effects
+from fedif_studies.factorial import read as read_factorial
 from fedif_studies.games import table as games_table
 from tests.test_docs_names import DOCS, REPOSITORY
 
@@ -117,6 +119,54 @@ def test_momentum_within_a_bound_on_length_brings_what_the_factorial_says():
     gain = means["0.5"] - means["0.0"]
     words = f"Together with *length* it brings {gain:.1f} points under PoisonedFL."
     assert words in words_of("results/factorial.md")
+
+
+def test_the_factorial_says_how_many_effects_stand():
+    accuracies = read_factorial()
+    page = words_of("results/factorial.md")
+    for data in ("digits", "fashion-mnist"):
+        measured = effects(accuracies, data)
+        num_standing = sum(effect.p < 0.05 for effect in measured.values())
+        assert f"{num_standing} of {len(measured)} effects stand after Holm's correction" in page
+
+
+def test_the_factorial_says_where_the_arena_has_other_figures():
+    accuracies = read_factorial()
+    weights = {"FedAvg": "fedavg", "FedIF": "fedif", "FLTrust": "fltrust", "AutoBANT": "autobant"}
+    weights["influence descent"] = "influence-descent"
+    num_shared = 0
+    diverged = []
+    others = []
+    for row in rows_of("arena.csv", data="Digits"):
+        if row["rule"] not in weights:
+            continue
+        cell = FactorialCell(
+            data="digits",
+            seed=int(row["seed"]),
+            attack=row["attack"],
+            share=float(row["share"]),
+            weights=weights[row["rule"]],
+            bounds=row["bounds"],
+            momentum=0.0,
+        )
+        if cell not in accuracies:
+            continue
+        num_shared += 1
+        again = 100 * float(row["accuracy"])
+        gap = abs(again - accuracies[cell])
+        if gap < 0.0051:  # Rows have two places.
+            continue
+        if (cell.weights, cell.bounds, cell.attack) == ("fedavg", "none", "PoisonedFL"):
+            diverged.append((again, accuracies[cell]))
+        else:
+            others.append(gap)
+    page = words_of("results/factorial.md")
+    number = len(diverged) + len(others)
+    assert f"measured {num_shared} of the cells on digits again" in page
+    assert f": {number} of them differ" in page
+    first, second, third = (f"{again:.1f}" for again, _ in diverged)
+    assert f"{first}, {second} and {third} instead of" in page
+    assert f"differ by {max(others):.1f} points at most" in page
 
 
 def test_what_rules_cost_without_attack_is_what_the_arena_says():
