@@ -16,7 +16,7 @@ from fedif_flower.messages.screening import Status
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
-from fedif_flower.server.record import ClientReport, Round
+from fedif_flower.server.record import ClientReport, Round, RoundStatus
 from fedif_flower.server.run import Callback
 from fedif_flower.settings import Settings, in_section, quiet_setting
 
@@ -154,8 +154,8 @@ class RunMetrics(Callback):
         words = "Seconds until it answered the server"
         self.keeper = Histogram("keeper_seconds", words, ["call"], buckets=SECONDS, **options)
         # Series that begin at 0 and not with their first event, which an alert would not see.
-        for outcome in ("ok", "failed"):
-            self.rounds.labels(outcome)
+        for status in get_args(RoundStatus):
+            self.rounds.labels(_outcome(status))
         for phase in PHASES:
             self.phases.labels(phase)
         for status in get_args(Status):
@@ -179,7 +179,7 @@ class RunMetrics(Callback):
         self.round.set(row.round)
         self.ended.set_to_current_time()
         if row.round:
-            self.rounds.labels("failed" if row.failed else "ok").inc()
+            self.rounds.labels(_outcome(row.status)).inc()
         self.phases.labels("replies").inc(row.round_seconds)
         self.phases.labels("aggregation").inc(row.aggregation_seconds)
         self.phases.labels("evaluation").inc(row.evaluation_seconds)
@@ -211,3 +211,8 @@ class RunMetrics(Callback):
         for name, weight in weights.items():
             self.weight.labels(name).set(weight)
         self._weighed = set(weights)
+
+
+def _outcome(status: RoundStatus) -> str:
+    """Return under which outcome a round is counted."""
+    return "ok" if status == "advanced" else status

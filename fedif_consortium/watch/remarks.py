@@ -84,6 +84,15 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
         )
         advice = "One now and then does no harm. If they follow each other, look at the members."
         yield Remark(last_failed["round"] == run.last_round, text, advice)
+    kept_rounds = [row for row in run.rounds if row.get("status") == "kept"]
+    if kept_rounds:
+        last_kept = kept_rounds[-1]
+        text = (
+            f"Rounds in which nobody was given weight: {len(kept_rounds)}; the last was round "
+            f"{last_kept['round']}: {last_kept['reason']}"
+        )
+        advice = "The model stayed as it was. If they follow each other, look at the rule's scores."
+        yield Remark(last_kept["round"] == run.last_round, text, advice)
     last = run.rounds[-1]
     num_accepted = last["accepted"]
     num_asked = num_accepted + last["rejected"] + last["failed"]

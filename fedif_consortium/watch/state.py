@@ -64,16 +64,16 @@ _LINES = {
     "malicious": ("int64", "last"),
     "weight": ("double", "sum"),
     "weight_score": ("double", "last"),
-    "asked_in": ("int64", "count"),
+    "asked_in": ("int64", "list"),
 }
 
 
 class WatchedMember(BaseModel):
     """A member as an operator sees it; ``state.json`` says what its first three fields are.
 
-    ``status`` is what became of it, line by line. ``asked_in`` says how many of these lines are of
-    requests of earlier rounds, which have a line there already. ``rejection`` is the reason of the
-    last round that did not count, ``share`` its share of all weight given so far.
+    ``status`` is what became of it, line by line. ``asked_in`` has the earlier round whose request
+    a line is about, which has a line there already; ``None`` in all other lines. ``rejection`` is
+    the reason of the last round that did not count, ``share`` its share of all weight so far.
     """
 
     client_id: int
@@ -81,7 +81,7 @@ class WatchedMember(BaseModel):
     name: str = ""
     state: str = "new"
     status: list[str] = []
-    asked_in: int = 0
+    asked_in: list[int | None] = []
     rejection: str | None = None
     malicious: bool | None = None
     weight: float | None = None
@@ -97,16 +97,17 @@ class WatchedMember(BaseModel):
     @property
     def requests(self) -> int:
         """How often it was asked."""
-        return len(self.status) - self.asked_in
+        return self.asked_in.count(None)
 
     @property
     def misses(self) -> int:
         """The rounds that it was asked in since its last accepted reply."""
         misses = 0
-        for status in reversed(self.status):
+        for status, asked_in in zip(reversed(self.status), reversed(self.asked_in), strict=True):
             if status == "accepted":
                 break
-            misses += 1
+            if asked_in is None:
+                misses += 1
         return misses
 
 

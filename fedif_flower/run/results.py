@@ -194,11 +194,12 @@ class Run:
 
     @cached_property
     def completeness(self) -> Completeness:
-        """Whether what it asked for came."""
+        """Whether what it asked for came, in complete rounds."""
+        attendance = [line for line in self.lines("attendance") if line["round"] <= self.last_round]
         return completeness(
             self.lines("rounds"),
-            self.lines("clients"),
-            self.lines("attendance"),
+            self.lines_of_complete_rounds(),
+            attendance,
             self.names,
             self._settings,
         )

@@ -400,7 +400,7 @@ class RunWriter(Callback):
     def _write_report(self, *, is_finished: bool = True) -> dict[str, Any]:
         """Write the report; return what it is made of."""
         run = Run(self.run_dir)
-        summary = summarize(run.lines("rounds"), run.lines("clients"), self.metrics)
+        summary = summarize(run.lines("rounds"), run.lines_of_complete_rounds(), self.metrics)
         summary["scoring"] = None
         if self._strategy is not None and self._strategy.scoring:
             summary["scoring"] = self._strategy.scoring.to_record()

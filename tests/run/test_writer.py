@@ -254,6 +254,7 @@ def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
     assert len(RunFolder(tmp_path).clients.read()) == 2 * 3  # Of a round that is not complete, too.
+    assert load(tmp_path).completeness.to_record()["asked"] == 3  # It is not counted.
     strategy.callbacks.remove(failing)
     strategy.start(grid, strategy.model.record, num_rounds=2)
     folder = RunFolder(tmp_path)

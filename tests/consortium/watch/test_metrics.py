@@ -72,13 +72,25 @@ def test_the_figures_are_those_of_the_records(tmp_path):
         assert found["fedif_replies_total", status] == statuses[status]
     assert found["fedif_training_seconds",] == pytest.approx(float(last["train_seconds"]))
     assert found["fedif_round",] == found["fedif_rounds_total", "ok"] == ROUNDS
-    assert found["fedif_rounds_total", "failed"] == 0
+    assert found["fedif_rounds_total", "failed"] == found["fedif_rounds_total", "kept"] == 0
     assert found["fedif_members_online",] == found["fedif_members_expected",] == CLIENTS
     assert found["fedif_memory_bytes",] > 1e7
     for row in clients[-CLIENTS:-1]:  # Who gave no reply comes last.
         for name in ("weight", "weight_score"):
             assert found[f"fedif_member_{name}", row["client_id"]] == float(row[name])
         assert found["fedif_member_replies_total", row["client_id"], "accepted"] == ROUNDS
+
+
+def test_a_round_that_gave_nobody_weight_is_no_round_that_went_well(tmp_path):
+    figures = RunMetrics(config(tmp_path))
+    for number, status in enumerate(("advanced", "kept", "failed", "kept"), 1):
+        figures.row(Round(number, status=status))
+    by_outcome = {}
+    for outcome in ("ok", "kept", "failed"):
+        by_outcome[outcome] = figures.registry.get_sample_value(
+            "fedif_rounds_total", {"outcome": outcome}
+        )
+    assert by_outcome == {"ok": 1.0, "kept": 2.0, "failed": 1.0}
 
 
 def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):

@@ -59,6 +59,13 @@ def test_what_a_run_lacks_and_where_its_rounds_failed(tmp_path):
     ]
 
 
+def test_rounds_that_gave_nobody_weight_are_said(tmp_path):
+    rounds = {"status": ["advanced", "kept", "advanced", "kept"], "reason": ["", "", "", "all bad"]}
+    folder = make_folder(tmp_path, HONEST, **rounds)
+    words = "Rounds in which nobody was given weight: 2; the last was round 3: all bad"
+    assert told(folder) == [words]
+
+
 @pytest.mark.parametrize(("last", "is_said"), [(0.35, False), (0.36, True)])
 def test_labels_that_the_model_contradicts_beyond_what_a_statement_allows(tmp_path, last, is_said):
     """A tenth is allowed for by the loss, and a quarter by the statement."""

@@ -122,10 +122,18 @@ def test_a_member_s_lines_are_summed_up(tmp_path):
     assert known == WatchedMember(
         **{"client_id": 7, "partition_id": 7, "name": "Köln", "state": "failed"},
         **{"status": ["accepted", "accepted", "failed"], "rejection": "why", "malicious": True},
+        **{"asked_in": [None] * 3},
         **{"weight": 1.0, "share": 1.0, "weight_score": 0.5, "contribution": 0.375},
     )
     assert (known.misses, large.misses) == (1, 3)
     assert (large.client_id, large.label, large.share) == (LARGE, f"client {LARGE % 100}", 0.0)
+
+
+def test_a_late_reply_that_is_refused_is_a_miss_of_the_round_that_asked(tmp_path):
+    """Asked in rounds 1 and 3, it has three lines and misses two requests."""
+    lines = [client(1, 7, "late"), client(2, 7, "refused", asked_in=1), client(3, 7, "late")]
+    [member] = watched(make_folder(tmp_path, lines)).members
+    assert (member.requests, member.misses) == (2, 2)
 
 
 def test_a_reply_that_came_late_answers_one_request(tmp_path):
