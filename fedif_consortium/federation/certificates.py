@@ -6,11 +6,13 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
@@ -103,6 +105,33 @@ def read_certificate(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
 
 
+def read_authorities(path: Path) -> list[x509.Certificate]:
+    """Read the certificates of a file that may hold several: a member may know two authorities.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or has none.
+    """
+    with refused_as(ConfigError, f"{path} is no certificate in PEM"):
+        return x509.load_pem_x509_certificates(path.read_bytes())
+
+
+def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:
+    """Return which of a file's certificates has issued another one.
+
+    Raises
+    ------
+    ConfigError
+        If none has, or as :func:`read_authorities` says.
+    """
+    for authority in read_authorities(path):
+        with suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(authority)
+            return authority
+    raise ConfigError(f"no certificate in {path} has issued the server's")
+
+
 def certificate_fingerprint(pem: str) -> str:
     """Return what people compare of a certificate: 16 bytes of its SHA-256, in groups of four.
 
@@ -113,6 +142,11 @@ def certificate_fingerprint(pem: str) -> str:
     """
     with refused_as(ConfigError, "certificate is no certificate in PEM"):
         certificate = x509.load_pem_x509_certificate(pem.encode())
+    return fingerprint_of(certificate)
+
+
+def fingerprint_of(certificate: x509.Certificate) -> str:
+    """Return what :func:`certificate_fingerprint` does, of a certificate that was read."""
     return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 

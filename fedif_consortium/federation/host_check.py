@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.part import EvidenceSettings
-from fedif_consortium.federation.certificates import SOON, reach, read_certificate
+from fedif_consortium.federation.certificates import SOON, authority_of, reach
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
 from fedif_consortium.masking.part import MaskingSettings
@@ -115,7 +115,7 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         certificate, date = reach(address, ca)
         came_at = time.time()
         told = parsedate_to_datetime(date).timestamp()  # Without fractions of a second.
-        authority = read_certificate(ca)
+        authority = authority_of(certificate, ca)
         end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]

@@ -13,7 +13,11 @@ import typer
 from fedif_consortium.address import Address, an_address
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.federation import files, records
-from fedif_consortium.federation.certificates import certificate_fingerprint
+from fedif_consortium.federation.certificates import (
+    certificate_fingerprint,
+    fingerprint_of,
+    read_authorities,
+)
 from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
@@ -210,8 +214,10 @@ def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
                 f"{folder.configuration} is of member {existing}, not {invited}: name another "
                 "folder with --in"
             )
-    certificate = invitation.certificate.encode()
-    if folder.authority.exists() and folder.authority.read_bytes() != certificate:
+    if not folder.authority.exists():
+        return
+    known = map(fingerprint_of, read_authorities(folder.authority))
+    if certificate_fingerprint(invitation.certificate) not in known:
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "
             "which is right, and move the wrong one away"

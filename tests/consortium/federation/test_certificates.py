@@ -140,3 +140,23 @@ def test_a_member_that_knows_two_authorities_reaches_the_server_before_and_after
             other = tmp_path / ("next" if name == "now" else "now") / "ca.crt"
             with pytest.raises(UnreachableError):
                 reach(address, other)
+
+
+def test_of_two_authorities_the_one_that_issued_says_how_long_the_server_is_known(
+    tmp_path, monkeypatch
+):
+    """The old authority ends in ten days; the server has a certificate of the next one."""
+    (tmp_path / "server.key").write_bytes(certificates.make_key())
+    monkeypatch.setattr(certificates, "AUTHORITY_DAYS", 10)
+    make_authority(tmp_path)
+    old = (tmp_path / "ca.crt").read_bytes()
+    monkeypatch.undo()
+    for name in ("ca.key", "ca.crt"):
+        (tmp_path / name).unlink()
+    make_authority(tmp_path)
+    (tmp_path / "server.crt").write_bytes(of_server(tmp_path, ["localhost", "127.0.0.1"]))
+    both = tmp_path / "both.crt"
+    both.write_bytes(old + (tmp_path / "ca.crt").read_bytes())
+    with https(tmp_path / "server.crt", tmp_path / "server.key") as address:
+        validity, _ = check_server(address, both)
+    assert validity.status == "ok"

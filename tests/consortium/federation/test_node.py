@@ -19,6 +19,7 @@ from fedif_consortium.federation.records import Answer, Invitation, key_fingerpr
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from tests.consortium.federation.folders import content, join_as
+from tests.consortium.federation.test_certificates import make_authority
 from tests.integration.deployed import free_port
 
 
@@ -126,14 +127,25 @@ def test_what_is_damaged_is_refused_before_anything_is_made(node, invitation):
     assert not node.path.exists()
 
 
-def test_a_folder_serves_one_member_of_one_federation(node, invitation):
+def test_a_folder_serves_one_member_of_one_federation(node, invitation, tmp_path):
     join_as(node.path, invitation)
     before = content(node.path)
     with pytest.raises(ConfigError, match="'hospital-a' of 'consortium', not 'hospital-b'"):
         join_as(node.path, invitation.replace(member="hospital-b"))
     node.authority.write_bytes(b"another \xff")
+    with pytest.raises(ConfigError, match="is no certificate in PEM"):
+        join_as(node.path, invitation)
+    other = tmp_path / "other"
+    other.mkdir()
+    make_authority(other)
+    node.authority.write_bytes((other / "ca.crt").read_bytes())
     with pytest.raises(ConfigError, match="is another certificate than the invitation's"):
         join_as(node.path, invitation)
+    # Of a federation that changes over, a member knows both authorities.
+    both = (other / "ca.crt").read_bytes() + before["ca.crt"]
+    node.authority.write_bytes(both)
+    join_as(node.path, invitation)
+    assert node.authority.read_bytes() == both
     node.authority.write_bytes(before["ca.crt"])
     join_as(node.path, invitation)
     assert content(node.path) == before
