@@ -350,7 +350,9 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
     for path in sorted(_runs_folder(folder).glob("*")):
         run = RunFolder(path)
         for attempt in (run, *run.attempts_put_aside()):
-            client_ids = [row["client_id"] for row in attempt.clients.read()]
+            # Who was online may have been asked nothing, and still has a name and an attendance.
+            tables = (attempt.clients, attempt.attendance, attempt.names)
+            client_ids = {row["client_id"] for table in tables for row in table.read()}
             if member.node_id in client_ids:
                 runs.append(attempt)
     return runs

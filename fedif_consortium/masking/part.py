@@ -226,7 +226,10 @@ def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
 
 
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
-    """Raise ConfigError if a keeper's policy refuses every round of a run."""
+    """Raise ConfigError if a keeper's policy refuses every round of a run, or its last ones.
+
+    What it answers in a day is held against the whole run, which may be over within one.
+    """
     strategy = strategy_class(config.strategy)
     is_fedif = strategy is not None and issubclass(strategy, FedIF)
     members = config.clients_per_round

@@ -129,7 +129,10 @@ class RayGrid(LocalGrid):
         state = context.state
         changed = {key: state[key] for key in state if key not in sent or state[key] != sent[key]}
         with self._keeping:
-            context.state = RecordDict({**self.contexts[node_id].state, **changed})
+            kept = dict(self.contexts[node_id].state)
+            for key in sent.keys() - state.keys():
+                kept.pop(key, None)
+            context.state = RecordDict({**kept, **changed})
             self.contexts[node_id] = context
         return reply
 

@@ -242,16 +242,17 @@ class Objective:
         """Return a batch with its size, which the loss tells where it is not known.
 
         With ``tried=False`` the loss is taken in any case: it has not yet been tried on the batch.
+        Of one that has been, the size alone counts: the model may have diverged since.
 
         Raises
         ------
         ValuationError
-            If the loss is NaN, although the size is not 0.
+            If the loss is NaN, although the size is not 0, on a batch that has not been tried.
         """
         size = self.known_size(content) if tried else None
         if size is None:
             loss, size = self.loss_and_size(model, content)
-            if size.weight and bool(loss.isnan().any()):
+            if not tried and size.weight and bool(loss.isnan().any()):
                 raise ValuationError(
                     f"{self.call} gives NaN and the size {size.weight:g} for {describe(content)}; "
                     "expected a number, or the size 0 where no example counts"

@@ -112,6 +112,25 @@ def test_two_runs_at_a_time_on_one_node_both_keep_what_they_left_there():
     grid.close()
 
 
+def test_what_a_client_deletes_from_its_state_stays_deleted():
+    """It notes something, deletes it, and notes it again."""
+    seen = []
+
+    def work(message, context) -> Message:
+        seen.append("note" in context.state)
+        if seen[-1]:
+            del context.state["note"]
+        else:
+            context.state["note"] = MetricRecord({"value": 1})
+        return Message(RecordDict(), reply_to=message)
+
+    grid = RayGrid(client_app, 1, Threads(work))
+    for _ in range(3):
+        list(grid.send_and_receive(messages(1000)))
+    assert seen == [False, True, False]
+    grid.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

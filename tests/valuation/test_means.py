@@ -189,6 +189,17 @@ def test_a_batch_loss_that_looks_like_a_mean_at_a_model_of_zeros_is_warned_of(ca
     assert message.startswith("batch_loss gives ")
 
 
+def test_a_sample_is_drawn_after_a_model_that_diverged():
+    def mean(model, batch):
+        return functional.cross_entropy(model(batch["rows"]), batch["labels"]), len(batch["labels"])
+
+    batches = [{"rows": ROWS[i : i + 10], "labels": LABELS[i : i + 10]} for i in range(0, 40, 10)]
+    validation = judged(linear(), batches, batch_loss=mean)
+    assert math.isnan(validation.loss(torch.full_like(validation.params(), math.nan)))
+    sample = validation.sample(20, torch.Generator().manual_seed(0))
+    assert sample.num_examples == 20
+
+
 def test_a_loss_that_could_not_be_tried_is_said(caplog):
     """The model takes eighty examples at a time, as a batch has, and 64 are tried."""
 

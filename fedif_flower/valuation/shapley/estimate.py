@@ -45,7 +45,8 @@ class Estimate(NamedTuple):
         equal clients is the same for each pair. t is Student's quantile with (n - 1)(m - 1) degrees
         of freedom: beyond it none of the m (m - 1) / 2 differences lies in 95 % of the rounds in
         which there are none. Infinite after one draw, which says nothing of its error; 0 where
-        nothing was drawn.
+        nothing was drawn. It is too small after a few draws, which may coincide: with 3 clients and
+        2 antithetic pairs of orders, one round in three has the same pair twice.
         """
         # Imported here: every client and command line would wait for it.
         from scipy.special import stdtrit

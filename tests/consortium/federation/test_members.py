@@ -406,6 +406,19 @@ def test_a_key_stays_by_which_an_attempt_put_aside_is_checked(folder, answer, re
     assert f"stays: records and kept updates in {attempt}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("table", ["names", "attendance"])
+def test_a_key_stays_of_a_member_that_was_online_and_never_asked(folder, answer, registry, table):
+    member = add(folder, answer, registry)
+    run = RunFolder(folder.path / "runs" / "october")
+    run.path.mkdir(parents=True)
+    run.clients.begin()
+    getattr(run, table).begin()
+    getattr(run, table).append([{"client_id": member.node_id}])
+    remove(folder, "hospital-a", registry)
+    erase(folder, "hospital-a")
+    assert folder.public_key("hospital-a").exists()
+
+
 @pytest.mark.parametrize("took_part", [False, True])
 def test_what_need_not_stay_of_a_member_is_erased(folder, answer, registry, capsys, took_part):
     member = add(folder, answer, registry)
