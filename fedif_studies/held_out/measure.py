@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from tempfile import TemporaryDirectory
@@ -115,7 +116,7 @@ def with_few_examples(task: Task) -> Task:
 def figures_of(run: Run, cell: Row) -> Row:
     """Return what a run says of its model, its scores, its labels and its money."""
     examined = run.folder.provenance.read()[HELD_OUT_KEY]
-    row: dict[str, Any] = {
+    row: Row = {
         "accuracy": run.summary["test_accuracy"],
         "auc": run.summary["detection_auc"],
         "noise": examined.get("noise"),
@@ -130,14 +131,18 @@ def figures_of(run: Run, cell: Row) -> Row:
         return row
     members = sorted(run.members, key=lambda member: member.partition_id)
     positive = [max(member.contribution or 0.0, 0.0) for member in members]
-    total = sum(positive) or 1.0
-    liars = 0.0
-    for value, member in zip(positive, members, strict=True):
-        if member.malicious:
-            liars += value
-    row["liars_share"] = f"{liars / total:.5g}"
-    row["shares"] = " ".join(f"{value / total:.5g}" for value in positive)
-    return row
+    is_liar = [member.malicious for member in members]
+    return {**row, **money_of(positive, is_liar)}
+
+
+def money_of(positive: Sequence[float], is_liar: Sequence[bool]) -> Row:
+    """Return members' shares of what is positive, and the liars'; nothing where nothing is."""
+    total = sum(positive)
+    if not total > 0:
+        return {"liars_share": "", "shares": ""}
+    liars = sum(itertools.compress(positive, is_liar))
+    shares = " ".join(f"{value / total:.5g}" for value in positive)
+    return {"liars_share": f"{liars / total:.5g}", "shares": shares}
 
 
 def task_of(task: Task, config_seed: int, cell: Row) -> Task:

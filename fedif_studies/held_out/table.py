@@ -27,22 +27,27 @@ _FEDERATION = ("data", "attack", "strategy", "examples", "seed")
 def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
     """Return by cell how much money is at another member than by a set without faults, in [0, 1].
 
-    Such a set has as many examples, all classes, and right labels.
+    Such a set has as many examples, all classes, and right labels. Where one of both sets pays
+    nobody, no money can be compared, and the cell is not there.
     """
     without_faults = {}
     for row in rows:
-        if row["shares"] and _is_without_faults(row):
+        if _pays_anybody(row) and _is_without_faults(row):
             without_faults[_federation(row)] = _shares(row)
     money_by_cell = {}
     for row in rows:
         reference = without_faults.get(_federation(row))
-        if not row["shares"] or reference is None:
+        if not _pays_anybody(row) or reference is None:
             continue
         cell = tuple(row[name] for name in KEY)
         money_by_cell[cell] = 0.0
         for ours, theirs in zip(_shares(row), reference, strict=True):
             money_by_cell[cell] += max(ours - theirs, 0.0)
     return money_by_cell
+
+
+def _pays_anybody(row: Row) -> bool:
+    return any(share > 0 for share in _shares(row))
 
 
 def _is_without_faults(row: Row) -> bool:

@@ -43,6 +43,32 @@ def test_money_is_compared_with_the_same_rule_and_a_set_that_is_whole():
     assert list(moved.values()) == [0.0, 0.25, 0.5]
 
 
+def test_money_that_nobody_is_paid_is_no_money_that_stayed():
+    """Of two seeds one has no positive contribution: it is in no mean, as either of both sets."""
+    nobody = "0 0 0"
+    of_wrong = [
+        *ROWS,
+        row(0, "as it is", "1 0 0", seed="1"),
+        row(0.3, "corrected", nobody, seed="1"),
+    ]
+    of_right = [
+        *ROWS,
+        row(0, "as it is", nobody, seed="1"),
+        row(0.3, "corrected", "1 0 0", seed="1"),
+    ]
+    for rows in (of_wrong, of_right):
+        assert table(rows).lines[1][-2] == "25.0 (1 of 2)"
+
+
+def test_shares_are_of_what_is_positive_and_there_are_none_of_nothing():
+    assert measure.money_of([1.0, 0.0, 3.0], [False, True, True]) == {
+        "liars_share": "0.75",
+        "shares": "0.25 0 0.75",
+    }
+    nothing = measure.money_of([0.0, 0.0], [False, True])
+    assert nothing == {"liars_share": "", "shares": ""}
+
+
 def test_the_table_has_a_line_for_each_treatment():
     lines = table(ROWS).lines
     assert [[line[4], *line[7:9]] for line in lines] == [
