@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Mapping
 
@@ -226,6 +227,44 @@ def test_the_valuations_that_agree_better_with_retraining_than_the_control_are_n
         f"({better['cosine with the step']:.2f}), GTG-Shapley ({better['GTG-Shapley']:.2f}) and "
         f"accumulative influence ({better['accumulative influence']:.2f})."
     ) in words_of("results/audit.md")
+
+
+BESIDE_COSTS = {
+    "path attribution, bounded, with secret data": "path attribution, bounded, secret data",
+    "FedIF's score $\\Omega$": "FedIF Omega",
+    "AFedSV's $\\Omega$": "AFedSV Omega",
+    "a member's own loss decrease": "own loss decrease",
+    "Banzhaf values of the same rounds": "Banzhaf, in-run",
+    "another seed's retraining (ceiling)": "another seed's retraining",
+}
+
+
+def test_the_agreement_beside_costs_is_all_of_the_same_rows():
+    agreement = {}
+    for row in read_rows(DOCS / "audit" / "measures-digits" / "findings.csv"):
+        question, _, kind = row["question"].partition(", ")
+        if kind == "Pearson":
+            agreement[row["valuation"], row["case"], question] = f"{float(row['value']):.2f}"
+    for case in ("honest", "label noise"):
+        agreement["exact in-run Shapley", case, "in-run"] = "1.00"  # With itself.
+    _, _, below = (RESULTS / "audit.md").read_text().partition("## Cost beside agreement")
+    lines = [line for line in below.partition("\n## ")[0].splitlines() if line.startswith("|")][2:]
+    assert len(lines) == 18
+    for line in lines:
+        shown, *_, honest, noise = (cell.strip() for cell in line.strip("|").split("|"))
+        shown = re.sub(r" \((\[|Xu).*\)", "", shown)  # Its source.
+        name = BESIDE_COSTS.get(shown, shown)
+        for case, pair in (("honest", honest), ("label noise", noise)):
+            questions = ("in-run", "retraining")
+            expected = [agreement.get((name, case, question), "-") for question in questions]
+            assert pair == ", ".join(expected), (name, case)
+    control = agreement["number of examples (control)", "label noise", "in-run"]
+    path = agreement["path attribution (simpson)", "label noise", "in-run"]
+    assert (
+        f"Under label noise the number of examples agrees by {control}, and path attribution by "
+        f"{path} "
+    ) in words_of("methods/path-attribution.md")
+    assert f"the control falls to {control} with the in-run" in words_of("results/audit.md")
 
 
 def test_memory_behind_a_superlink_is_of_the_revision_of_its_rows():
