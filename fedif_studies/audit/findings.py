@@ -47,6 +47,17 @@ class AuditFinding(NamedTuple):
         """Return it with as many digits as are written."""
         return self._replace(value=round(self.value, 6))
 
+    def of_fewer_than(self, seeds: int) -> list[str]:
+        """Return ``["n of m seeds"]`` where it is over fewer than ``seeds``; nothing otherwise."""
+        if self.federations < seeds:
+            return [f"{self.federations} of {seeds} seeds"]
+        return []
+
+
+def seeds_of_gains(all_findings: Iterable[AuditFinding]) -> int:
+    """Return over how many seeds a gain is where all have one."""
+    return max((found.federations for found in all_findings if found.question == GAIN), default=0)
+
 
 def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
     """Return every figure that the lines of values and of retraining are enough for."""
@@ -149,7 +160,10 @@ def _retraining(values: Values, names: Iterable[str], case: str, lines: Lines) -
 
 
 def _gain(before: MemberValues, after: MemberValues) -> float:
-    """Return by which factor players change their share, 1 is none; NaN where they had nothing."""
+    """Return by which factor players change their share, 1 is none.
+
+    NaN where they had nothing, or where nobody has anything once they play.
+    """
     # Identities that an owner adds come last.
     players = after.marked[: len(before.values)]
     honest_share = _share(before.values, players)
@@ -159,11 +173,11 @@ def _gain(before: MemberValues, after: MemberValues) -> float:
 
 
 def _share(values: Tensor, chosen: Tensor) -> float:
-    """Return the chosen members' share of what is positive."""
+    """Return the chosen members' share of what is positive; NaN where nothing is."""
     positive = values.clamp_min(0.0)
     total = float(positive.sum())
     if not total > 0:
-        return 0.0
+        return math.nan
     return float(positive[chosen].sum()) / total
 
 

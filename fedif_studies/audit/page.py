@@ -10,7 +10,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import write_atomically
 from fedif_studies.audit.cases import IDENTITIES
 from fedif_studies.audit.federation import RULES
-from fedif_studies.audit.findings import AuditFinding, findings
+from fedif_studies.audit.findings import GAIN, AuditFinding, findings, seeds_of_gains
 from fedif_studies.audit.lines import missing_federations
 from fedif_studies.audit.measure import RETRAINING, VALUES
 from fedif_studies.lab.table import pivot
@@ -42,7 +42,8 @@ _WORDS = {
     "share": (
         "Manipulation",
         "By which factor a member's share of all that is positive changes: 1 is no gain. Median "
-        f"over seeds. {IDENTITIES} identities send their owner's update and divide its examples.",
+        "over seeds; of fewer seeds where a member had no positive share, or nobody has one then. "
+        f"{IDENTITIES} identities send their owner's update and divide its examples.",
     ),
     "stability": (
         "Stability",
@@ -91,10 +92,14 @@ def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
     if len(set(cases)) > len(set(valuations)):
         head = "case"
         lines, columns = cases, valuations
+    seeds = seeds_of_gains(answers)
     cells = []
     for line, column, finding in zip(lines, columns, answers, strict=True):
-        cells.append(((line,), column, finding.value))
-    return pivot(title, [head], cells, lambda values: f"{values[0]:.3f}").to_markdown()
+        shown = f"{finding.value:.3f}"
+        if finding.question == GAIN:
+            shown += "".join(f" ({words})" for words in finding.of_fewer_than(seeds))
+        cells.append(((line,), column, shown))
+    return pivot(title, [head], cells, lambda shown: shown[0]).to_markdown()
 
 
 def _cases(answers: Sequence[AuditFinding]) -> list[str]:

@@ -21,8 +21,9 @@ from fedif_studies.audit.findings import (
     AuditFinding,
     findings,
     pair_of,
+    seeds_of_gains,
 )
-from fedif_studies.audit.lines import Lines, missing_federations, values_of
+from fedif_studies.audit.lines import Lines, missing_federations, same_members, values_of
 from fedif_studies.audit.measure import RETRAINING, RETRAINING_SEEDS, VALUES
 from fedif_studies.audit.page import FINDINGS
 from fedif_studies.audit.removal import RETRAINED_VALUES, case_curves
@@ -83,8 +84,8 @@ def update_audit_page(docs: Path) -> Path:
         page,
         {
             "removal curves": write_picture(docs, picture, "../"),
-            "five measures": _sections(audits, measures_table),
-            "aggregation rules": _sections(audits, rules_table),
+            "five measures": _sections(audits, measures_table, _seeds_of_measures),
+            "aggregation rules": _sections(audits, rules_table, _seeds_of_federations),
         },
     )
     return page
@@ -100,28 +101,42 @@ def removal_panels(audits: Iterable[Audited]) -> list[RemovalPanel]:
 
 
 def _sections(
-    audits: Iterable[Audited], table: Callable[[Sequence[AuditFinding]], ResultTable]
+    audits: Iterable[Audited],
+    table: Callable[[Sequence[AuditFinding]], ResultTable],
+    seeds_of: Callable[[Audited], str],
 ) -> list[str]:
     """Return a table for each data set, with what its rows are."""
     lines = []
     for audited in audits:
-        lines += ["", f"**{audited.data}.** {_origin(audited)}"]
+        lines += ["", f"**{audited.data}.** {_origin(audited, seeds_of)}"]
         if audited.findings:
             lines += ["", *table(audited.findings).to_markdown()]
     return [*lines[1:], ""]
 
 
-def _origin(audited: Audited) -> str:
-    """Return where the rows are, how many federations they are of, and what is missing."""
+def _origin(audited: Audited, seeds_of: Callable[[Audited], str]) -> str:
+    """Return where the rows are, of which seeds they are, and what is missing."""
     if not audited.findings:
         return "Missing: all rows."
+    return f"[Rows](../audit/{audited.folder}/{FINDINGS}); {seeds_of(audited)}"
+
+
+def _seeds_of_federations(audited: Audited) -> str:
     seeds = sorted({line["seed"] for line in audited.values})
+    missing = missing_federations(audited.values)
+    return f"seeds of the federations: {', '.join(seeds)}.{missing}"
+
+
+def _seeds_of_measures(audited: Audited) -> str:
+    """Return also which federations stand beside retraining, and how often that took place."""
+    words = _seeds_of_federations(audited)
+    for case in RETRAINED:
+        seeds, beside = _seeds_beside_retraining(audited.values, case)
+        if beside and beside < seeds and audited.retrained:
+            alone = ", ".join(map(str, sorted(beside)))
+            words += f" Retraining and removal, {case}: of the federation of seed {alone} alone."
     trained = sorted({line["seed"] for line in audited.retrained})
-    words = (
-        f"[Rows](../audit/{audited.folder}/{FINDINGS}); seeds of the federations: "
-        f"{', '.join(seeds)}; of retraining: {', '.join(trained) or 'none'}."
-        f"{missing_federations(audited.values)}"
-    )
+    words += f" Seeds of retraining: {', '.join(trained) or 'none'}."
     count = len(RETRAINED) * RETRAINING_SEEDS
     missing = count - len({(row["case"], row["seed"]) for row in audited.retrained})
     if missing:
@@ -129,36 +144,48 @@ def _origin(audited: Audited) -> str:
     return words
 
 
+def _seeds_beside_retraining(lines: Lines, case: str) -> tuple[set[int], set[int]]:
+    """Return the seeds of a case's federations, and of those whose members were retrained."""
+    values = values_of(lines)
+    seeds: set[int] = set()
+    beside: set[int] = set()
+    for (name, of_case, rule), federations in values.items():
+        if (of_case, rule) == (case, _FIRST_RULE):
+            seeds |= federations.keys()
+            beside |= same_members(values, name, case).keys()
+    return seeds, beside
+
+
 class Answers:
     """The figures of some findings, by valuation, question and case."""
 
     def __init__(self, all_findings: Iterable[AuditFinding]) -> None:
-        self._values: dict[str, dict[tuple[str, str], float]] = {}
+        self._findings: dict[str, dict[tuple[str, str], AuditFinding]] = {}
         for finding in all_findings:
             name = _SHOWN_AS.get(finding.valuation, finding.valuation)
-            figures = self._values.setdefault(name, {})
-            figures[finding.question, finding.case] = finding.value
+            answers = self._findings.setdefault(name, {})
+            answers[finding.question, finding.case] = finding
 
     def valuations(self) -> list[str]:
         """Return all valuations, in the order of their coming."""
-        return list(self._values)
+        return list(self._findings)
 
     def shown(
         self, name: str, question: str, case: str, form: str = ".2f", scale: float = 1
     ) -> str:
         """Return a figure as text; a dash where there is none."""
-        value = self._values[name].get((question, case))
-        if value is None:
+        finding = self._findings[name].get((question, case))
+        if finding is None:
             return "-"
-        return format(scale * value, form)
+        return format(scale * finding.value, form)
 
     def of_question(self, name: str, question: str) -> dict[str, float]:
         """Return a valuation's figures of a question, by case."""
-        figures = {}
-        for (other, case), value in self._values[name].items():
-            if other == question:
-                figures[case] = value
-        return figures
+        return {finding.case: finding.value for finding in self.to_question(name, question)}
+
+    def to_question(self, name: str, question: str) -> list[AuditFinding]:
+        """Return a valuation's answers to a question, one for each case."""
+        return [answer for answer in self._findings[name].values() if answer.question == question]
 
 
 def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
@@ -168,6 +195,7 @@ def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
     heading += [f"retraining, {case}" for case in RETRAINED]
     heading += [f"removal, {case}" for case in RETRAINED]
     heading += ["finds wrong labels", "finds others", "seeds", "rules", "largest gain"]
+    seeds = seeds_of_gains(all_findings)
     lines = []
     for name in answers.valuations():
         detection = answers.of_question(name, DETECTION)
@@ -179,7 +207,7 @@ def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
         line.append(_mean(detection))
         line.append(answers.shown(name, "stability, Spearman", "between seeds"))
         line.append(answers.shown(name, "stability, Spearman", "between aggregation rules"))
-        line.append(_largest(answers.of_question(name, GAIN)))
+        line.append(_largest(answers.to_question(name, GAIN), seeds))
         lines.append(line)
     return ResultTable("", heading, lines, num_labels=1)
 
@@ -190,12 +218,13 @@ def _mean(figures: Mapping[str, float]) -> str:
     return f"{statistics.fmean(figures.values()):.2f}"
 
 
-def _largest(gains: Mapping[str, float]) -> str:
-    """Return the largest gain, and by which game."""
+def _largest(gains: Sequence[AuditFinding], seeds: int) -> str:
+    """Return the largest gain, by which game, and of how many seeds where some have none."""
     if not gains:
         return "-"
-    case = max(gains, key=lambda name: gains[name])
-    return f"{gains[case]:.1f} ({case})"
+    largest = max(gains, key=lambda gain: gain.value)
+    words = [largest.case, *largest.of_fewer_than(seeds)]
+    return f"{largest.value:.1f} ({'; '.join(words)})"
 
 
 def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:

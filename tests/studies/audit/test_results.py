@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedif_flower.run.rows import read_rows
+from fedif_studies.audit.cases import RETRAINED
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.findings import (
     AREA,
@@ -73,6 +74,54 @@ def test_a_line_has_the_five_measures_and_what_is_not_measured_is_a_dash():
     assert len(table.heading) == len(measured)
 
 
+def test_a_gain_says_of_how_many_seeds_it_is_where_others_have_more():
+    found = [
+        AuditFinding(GAIN, "five identities", "v", 1.5, 3),
+        AuditFinding(GAIN, "update times 10", "v", 2.4, 1),
+        AuditFinding(GAIN, "five identities", "w", 1.0, 3),
+    ]
+    of_fewer, of_all = (line[-1] for line in measures_table(found).lines)
+    assert of_fewer == "2.4 (update times 10; 1 of 3 seeds)"
+    assert of_all == "1.0 (five identities)"
+
+
+def test_a_gain_is_the_median_of_the_seeds_in_which_there_is_one():
+    """The last member plays: in seed 1 nobody has anything then, in seed 2 it had nothing."""
+    by_seed = {
+        "0": ([2, 0, 2], [3, 0, 1]),
+        "1": ([1, 0, 1], [-1, 0, -1]),
+        "2": ([1, 0, 0], [1, 0, 1]),
+    }
+    lines = []
+    for seed, (before, after) in by_seed.items():
+        lines += under("FedAvg", before, seed)
+        played = under("FedAvg", after, seed, case="update times 10")
+        played[-1]["marked"] = "1"
+        lines += played
+    [gain] = [found for found in findings(lines, []) if found.question == GAIN]
+    assert (gain.value, gain.federations) == (0.5, 1)  # Of 1/2 a quarter is left.
+
+
+def test_what_stands_beside_retraining_says_of_which_seed_it_is(tmp_path):
+    page = tmp_path / "results" / "audit.md"
+    page.parent.mkdir()
+    names = ("removal curves", "five measures", "aggregation rules")
+    page.write_text("".join(f"<!-- begin: {n} -->\n<!-- end: {n} -->\n" for n in names))
+    folder = tmp_path / "audit" / FOLDERS["Digits"]
+    retrained = []
+    for case in RETRAINED:
+        for seed in "01":
+            add_rows(folder / "values.csv", under("FedAvg", [1, 2], seed, case))
+        place = {"case": case, "seed": "0", "revision": "abc"}
+        figures = [{"test_loss": -c, "test_accuracy": c / 4} for c in range(4)]
+        retrained += [{**place, "coalition": c, **figure} for c, figure in enumerate(figures)]
+    add_rows(folder / "retraining.csv", retrained)
+    text = update_audit_page(tmp_path).read_text()
+    words = "Retraining and removal, label noise: of the federation of seed 0 alone."
+    assert text.count(words) == 1
+    assert "removal, honest: of" not in text
+
+
 def test_a_line_has_the_first_rule_beside_the_others_and_the_least_of_all_pairs():
     first, second, third, *others = RULES
     table = rules_table(
@@ -99,7 +148,7 @@ def test_the_page_is_made_of_the_rows_and_of_nothing_else(tmp_path):
     text = page.read_text()
     assert "old" not in text
     assert "| v | 0.50 |" in text
-    assert "seeds of the federations: 0; of retraining: none. Missing: 6 of 6 retrainings." in text
+    assert "of the federations: 0. Seeds of retraining: none. Missing: 6 of 6 retrainings." in text
     assert text.count("**Fashion-MNIST.** Missing: all rows.\n") == 2
     assert 'srcset="../pictures/removal-380.svg"' in text
     rows = read_rows(folder / "findings.csv")
