@@ -99,7 +99,7 @@ def run_federation(
         logger.warning(why_nobody)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
-        checkpoints = CheckpointFolder(folder.checkpoints, _identity(loaded, task))
+        checkpoints = CheckpointFolder(folder.checkpoints, identity_of(loaded, task))
         checkpoint = checkpoints.find(loaded.config.resume)
         if run_config is None:
             run_config = loaded.config.to_mapping()
@@ -142,8 +142,8 @@ def why_nobody_attacks(config: RunConfig) -> str:
     return f"malicious-fraction = {share:g} of {config.num_clients} clients: nobody attacks"
 
 
-def _identity(loaded: LoadedTask, task: Task | None) -> dict[str, Scalar]:
-    """Return all that can change a result: a checkpoint of anything else is refused."""
+def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scalar]:
+    """Return all that can change a result: settings, the data, and the code beside the library."""
     identity = {**loaded.config.identity(), "data": loaded.fingerprint}
     for name, digest in modules_of(loaded.config, task).items():
         identity[f"code of {name}"] = digest[:12]

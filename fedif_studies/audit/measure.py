@@ -6,7 +6,6 @@ at any time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,9 @@ from pathlib import Path
 import torch
 
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.storage import make_folder, write_atomically
+from fedif_flower.run.federation import identity_of
+from fedif_flower.run.record_files import JsonFile
+from fedif_flower.storage import make_folder
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
@@ -84,16 +85,27 @@ def measure(
 
 
 def _require_same_settings(folder: Path, task: AuditTask) -> None:
-    """Note an audit's settings in its folder; raise ``ConfigError`` if it holds another's."""
-    identity = dict(task.config.identity())
+    """Note what an audit is of in its folder; raise ``ConfigError`` if it holds another's.
+
+    That is its settings, its data, and the code beside the library that they name.
+    """
+    identity = identity_of(task.server)
     if task.images:
         identity["images"] = task.images
-    settings = json.dumps(identity, indent=2, sort_keys=True) + "\n"
-    path = folder / CONFIG
-    if not path.exists():
-        write_atomically(path, settings)
-    elif path.read_text() != settings:
-        raise ConfigError(f"{folder} holds an audit of other settings; take another folder")
+    file = JsonFile(folder / CONFIG)
+    if not file.path.exists():
+        file.write(dict(sorted(identity.items())))
+        return
+    noted = file.read()
+    # Audits of earlier versions noted no data; what has a name is the same images everywhere.
+    if "data" not in noted and task.config.dataset != "image-folder":
+        noted["data"] = identity["data"]
+    for name in sorted(noted.keys() | identity.keys()):
+        if noted.get(name) != identity.get(name):
+            raise ConfigError(
+                f"{folder} holds an audit of other settings: {name} was {noted.get(name)!r} and is "
+                f"{identity.get(name)!r}; take another folder"
+            )
 
 
 def _cells(cases: Sequence[str], seeds: int) -> list[Row]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.errors import ConfigError
@@ -104,6 +107,46 @@ def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
     assert json.loads((tmp_path / CONFIG).read_text())["images"] == 60
     with pytest.raises(ConfigError, match="holds an audit of other settings"):
         measure(AuditTask(config), tmp_path, valuations=[CONTROL], seeds=1, retrain=False)
+
+
+def folder_of_images(folder: Path, lightness: int) -> AuditTask:
+    """Return a task of ten images of each of two classes, one light and one dark."""
+    for split, (label, shade) in product(("train", "test"), (("dark", 0), ("light", lightness))):
+        (folder / split / label).mkdir(parents=True)
+        for number in range(10):
+            image = Image.new("L", (4, 4), shade + number)
+            image.save(folder / split / label / f"{number}.png")
+    return AuditTask.of(dataset="image-folder", data_dir=str(folder), model="mlp", num_clients=2)
+
+
+def test_an_audit_s_folder_takes_no_other_data_and_no_edited_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    only = {"valuations": [CONTROL], "cases": [HONEST], "seeds": 1, "retrain": False}
+    first, second = (folder_of_images(tmp_path / str(shade), shade) for shade in (100, 200))
+    for task in (first, first):
+        assert measure(task, tmp_path / "audit", **only)
+    with pytest.raises(ConfigError, match="holds an audit of other settings: data was"):
+        measure(second, tmp_path / "audit", **only)
+    noted = tmp_path / "audit" / CONFIG
+    settings = json.loads(noted.read_text())
+    noted.write_text(json.dumps({**settings, "code of my_method": "0123456789ab"}))
+    with pytest.raises(ConfigError, match="code of my_method was '0123456789ab' and is None"):
+        measure(first, tmp_path / "audit", **only)
+
+
+def test_an_audit_that_noted_no_data_goes_on_where_the_data_have_a_name(task, tmp_path):
+    only = {"valuations": [CONTROL], "cases": [], "retrain": False}
+    for of, is_named in ((task, True), (folder_of_images(tmp_path / "images", 100), False)):
+        folder = tmp_path / str(is_named)
+        measure(of, folder, **only)
+        settings = json.loads((folder / CONFIG).read_text())
+        del settings["data"]
+        (folder / CONFIG).write_text(json.dumps(settings))
+        if is_named:
+            assert measure(of, folder, **only)
+            continue
+        with pytest.raises(ConfigError, match="data was None"):
+            measure(of, folder, **only)
 
 
 def test_coalitions_of_cases_that_are_not_asked_for_are_not_trained(task, tmp_path, monkeypatch):
