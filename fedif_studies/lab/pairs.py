@@ -33,7 +33,7 @@ class Paired(NamedTuple):
     """The first combination of settings, and what the others have beyond it.
 
     ``left_out`` runs have the settings and the seed of a later one, ``unmatched`` runs a seed that
-    the first combination has not.
+    the first combination has not; of ``seedless`` runs, of an app of its own, none is known.
     """
 
     first: str
@@ -41,6 +41,7 @@ class Paired(NamedTuple):
     metric: str
     left_out: int = 0
     unmatched: int = 0
+    seedless: int = 0
 
     @property
     def unit(self) -> str:
@@ -59,7 +60,8 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
     Parameters
     ----------
     measurements : sequence of Measurement
-        The runs. Of two with the same settings and seed, the later one counts.
+        The runs. Of two with the same settings and seed, the later one counts; one of an app of its
+        own has no seed, and is in no difference.
     keys : sequence of str
         The settings in which they differ, without the seed.
 
@@ -68,8 +70,11 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
     Paired, optional
         ``None`` where nothing shares a seed with the first run's settings.
     """
+    seeded = [measurement for measurement in measurements if "seed" in measurement.config]
+    if not seeded:
+        return None
     groups: dict[str, dict[int, float]] = {}
-    for measurement in measurements:
+    for measurement in seeded:
         name = ", ".join(f"{key} = {measurement.config.get(key, '')}" for key in keys)
         scale = 100 if measurement.metric == ACCURACY else 1
         value = scale * measurement.figures["test-last-ten"]
@@ -85,8 +90,9 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
     if not others:
         return None
     num_paired = sum(len(by_seed) for by_seed in groups.values())
-    left_out = len(measurements) - num_paired
-    return Paired(first, others, measurements[0].metric, left_out, unmatched)
+    left_out = len(seeded) - num_paired
+    seedless = len(measurements) - len(seeded)
+    return Paired(first, others, seeded[0].metric, left_out, unmatched, seedless)
 
 
 def paired_remarks(paired: Paired) -> list[str]:
@@ -100,6 +106,10 @@ def paired_remarks(paired: Paired) -> list[str]:
     if paired.unmatched:
         remarks.append(
             f"Runs with a seed that {paired.first} lacks are in no difference: {paired.unmatched}."
+        )
+    if paired.seedless:
+        remarks.append(
+            f"Runs of apps of their own tell no seed and are in no difference: {paired.seedless}."
         )
     return remarks
 

@@ -34,6 +34,7 @@ from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
+from fedif_studies.commands import cli as studies
 from fedif_studies.lab.comparison import compare
 from tests.strategies.lines import BASE, Movers, Threshold, point, threshold_validation
 from tests.strategies.lines import validation as bowl_of_two
@@ -439,7 +440,8 @@ def test_own_runs_are_compared_by_what_is_known_of_them(tmp_path):
     for name, kind in (("weighed", FedIF), ("plain", FedAvg)):
         both = {"validation": held_out, "test": held_out}
         written(tmp_path / name, kind=kind, **both)
-    table = compare([load(tmp_path / "weighed"), load(tmp_path / "plain")])
+    folders = [tmp_path / "weighed", tmp_path / "plain"]
+    table = compare([load(folder) for folder in folders])
     lines = [dict(zip(table.heading, line, strict=True)) for line in table.lines]
     assert [(line["run"], line["strategy"]) for line in lines] == [
         ("weighed", "FedIF"),
@@ -448,6 +450,10 @@ def test_own_runs_are_compared_by_what_is_known_of_them(tmp_path):
     assert lines[0]["bounds"].startswith("[Clip")
     assert lines[1]["bounds"] == "[]"
     assert not {"seed", "stages"} & set(table.heading)
+    words = ["compare", *map(str, folders), "--output-dir", str(tmp_path / "out")]
+    told = CliRunner().invoke(studies, words)
+    assert told.exit_code == 0, told.output
+    assert "| plain | FedAvg |" in (tmp_path / "out" / "table.md").read_text()
 
 
 def test_a_run_without_figures_is_not_called_incomplete(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -280,6 +281,18 @@ def test_differences_are_of_the_seeds_that_both_have(tmp_path):
     ]
     alone = [m for m in measurements if m.config["strategy"] == "fedavg" or m.seed == 3]
     assert pair_runs(alone, ["strategy"]) is None
+
+
+def test_runs_of_apps_of_their_own_have_no_seed_and_are_in_no_difference(tmp_path):
+    measurements = [read_measurement(folder) for folder in compared(tmp_path, *RUNS[:4])]
+    own = dataclasses.replace(measurements[0], config={"strategy": "FedIF"})
+    paired = pair_runs([own, *measurements], ["strategy"])
+    assert paired.first == "strategy = fedavg"
+    assert paired_table(paired).lines == [["strategy = fedif", "+5.00", "+5.00", "1 of 1"]]
+    assert paired_remarks(paired) == [
+        "Runs of apps of their own tell no seed and are in no difference: 1."
+    ]
+    assert pair_runs([own, own], ["strategy"]) is None
 
 
 def test_a_run_in_the_place_of_another_stays_among_the_seeds_of_its_settings(tmp_path):
