@@ -81,6 +81,8 @@ def auto_bant_weights(
     for loss_gradient in batches:
         params = combine(global_params, client_updates, weights)
         loss, gradient = loss_gradient(params, weights)
+        if not bool(gradient.isfinite().all()):
+            raise ValuationError("a gradient of the trial loss is not finite")
         if loss < least_loss:
             best = weights
             least_loss = loss

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fedif_flower import Validation
+from fedif_flower.errors import ValuationError
 from fedif_flower.run.report import require_complete
 from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies import Setup
-from fedif_studies.autobant import AutoBant, TrialSettings
+from fedif_studies.autobant import AutoBant, TrialSettings, auto_bant_weights
 from fedif_studies.names import NAMES
 from fedif_studies.oracle import OracleExclusion
 from tests.strategies.lines import Movers, bowl, column, play, point
@@ -35,6 +36,21 @@ def test_mirror_steps_by_hand(steps, weights):
     assert column(report, "weight") == pytest.approx(weights)
     assert params.tolist() == pytest.approx(weights)
     assert report.evaluations == steps
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite_is_told_though_an_earlier_loss_was(wrong):
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    places = iter([(0.5, torch.ones(2)), (0.25, torch.tensor([wrong, 0.0]))])
+    batches = [lambda params, weights: next(places)] * 2
+    with pytest.raises(ValuationError, match="a gradient of the trial loss is not finite"):
+        auto_bant_weights(torch.zeros(2), rows, batches)
+
+
+def test_a_trial_loss_that_is_nowhere_finite_is_told():
+    batches = [lambda params, weights: (math.inf, torch.ones(2))]
+    with pytest.raises(ValuationError, match="finite at none of the weights"):
+        auto_bant_weights(torch.zeros(2), torch.eye(2), batches)
 
 
 def test_a_step_looks_at_a_batch_of_the_trial_examples():
