@@ -169,7 +169,8 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
 
     It is trained on the run's validation images by the clients' learning rate, momentum and batch
     size (see :func:`unlearn_triggers`). The run's own
-    ``model.pt`` and records stay as they are.
+    ``model.pt`` and records stay as they are. Where no trigger is found, the model that an earlier
+    call wrote is removed.
 
     Parameters
     ----------
@@ -211,10 +212,13 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         momentum=training.momentum,
         generator=torch_generator("trigger-unlearning", config.seed),
     )
+    written = folder.unlearned
     path = None
     if triggers[0].is_trigger:
-        path = folder.path / "model-unlearned.pt"
+        path = written
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
+    else:
+        written.unlink(missing_ok=True)  # By an earlier call, with another ``small``.
     accuracies = {name: (before[name], _accuracy(split, model)) for name, split in splits.items()}
     return Unlearned(
         triggers,

@@ -124,6 +124,21 @@ def test_passes_that_did_not_suffice_are_told(tmp_path, monkeypatch):
     assert "Attack success" not in told  # The run's own attack, if any, is no backdoor.
 
 
+@pytest.mark.parametrize("is_trigger", [True, False])
+def test_no_earlier_model_lies_beside_one_that_was_left_as_it_is(tmp_path, monkeypatch, is_trigger):
+    chosen = config(tmp_path, "fedavg", **{"num-server-rounds": 1})
+    run(chosen)
+    found = [FoundTrigger(3, 0.25, is_trigger)]
+    monkeypatch.setattr(unlearning, "unlearn_triggers", lambda *_, **__: found)
+    written = chosen.run_dir / "model-unlearned.pt"
+    written.write_bytes(b"of an earlier call")
+    told = CliRunner().invoke(cli, ["unlearn", str(chosen.run_dir)]).output
+    assert ("The model was left as it is." in told) == (not is_trigger)
+    assert written.exists() == is_trigger
+    if is_trigger:
+        assert written.read_bytes() != b"of an earlier call"
+
+
 def test_what_cannot_be_unlearned_is_named(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds no complete run"):
