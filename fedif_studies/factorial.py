@@ -194,6 +194,33 @@ def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[Factor
     return measured
 
 
+def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[int, int]:
+    """Return how many tested effects are another one's figure by figure, and how many are tested.
+
+    Where no bound acts, a federation with bounds is the one without.
+    """
+    figures: dict[FactorialCell, list[tuple[int, float, float]]] = {}
+    for cell, accuracy in accuracies.items():
+        if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
+            of_seed = (cell.seed, accuracy, accuracies[cell.control()])
+            figures.setdefault(cell._replace(seed=0), []).append(of_seed)
+    tested = {cell: sorted(of_seeds) for cell, of_seeds in figures.items() if len(of_seeds) > 1}
+    different = {(cell._replace(bounds=""), *of_seeds) for cell, of_seeds in tested.items()}
+    return len(tested) - len(different), len(tested)
+
+
+def copies_remark(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
+    """Return a line that says how many tested effects are copies; none where none is."""
+    copies, tested = count_copies(accuracies, data)
+    if not copies:
+        return []
+    return [
+        "Where no bound acts, runs with bounds are those without: "
+        f"{copies} of the {tested} effects are copies of another one, figure by figure. "
+        "Holm's method counts them all, which is stricter than it need be."
+    ]
+
+
 def _paired(gains: Sequence[float]) -> Effect:
     mean = statistics.mean(gains)
     if len(gains) < 2:
@@ -299,6 +326,7 @@ def main(
             remarks = missing_cells(accuracies, name)
             tables[f"{name} means"] = [*means_table(accuracies, name).to_markdown(), *remarks]
             tables[f"{name} effects"] = [*effects_table(accuracies, name).to_markdown(), *remarks]
+            tables[f"{name} copies"] = copies_remark(accuracies, name)
         put_tables(PAGE, tables)
         return
     quoted_first = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))

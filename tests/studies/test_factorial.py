@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_studies.factorial import FactorialCell, cells, effects, missing_cells
+from fedif_studies.factorial import (
+    DATA,
+    PAGE,
+    FactorialCell,
+    cells,
+    copies_remark,
+    count_copies,
+    effects,
+    missing_cells,
+    read,
+)
 
 
 def test_effects_are_paired_by_seed_and_a_rule_that_is_another_one_is_tested_once():
@@ -31,6 +41,38 @@ def test_two_seeds_whose_gains_are_alike_by_rounding_show_nothing():
         found |= {cell: own, cell.control(): control}
     [effect] = effects(found, "digits").values()
     assert effect == (2, pytest.approx(0.05), 0.0, 1.0)
+
+
+def test_an_effect_without_a_bound_that_acts_is_a_copy_of_the_one_without_bounds():
+    """Alike in each seed, with the control: fedif's full and own, and not its none."""
+    found = {}
+    of_bounds = {
+        "none": ([80.0, 70.0], [60.0, 50.0]),
+        "own": ([81.0, 71.0], [60.0, 50.0]),
+        "full": ([81.0, 71.0], [60.0, 50.0]),
+    }
+    for bounds, pairs in of_bounds.items():
+        for weights, accuracies in zip(("fedif", "fedavg"), pairs, strict=True):
+            for seed, accuracy in enumerate(accuracies):
+                cell = FactorialCell("digits", seed, "sign flip", 0.4, weights, bounds, 0.0)
+                found[cell] = accuracy
+    assert count_copies(found, "digits") == (1, 3)
+    [words] = copies_remark(found, "digits")
+    assert "1 of the 3 effects are copies" in words
+    for seed in (0, 1):  # The gains are the same, and the federations are not.
+        cell = FactorialCell("digits", seed, "sign flip", 0.4, "fedif", "full", 0.0)
+        found[cell] += 1
+        found[cell.control()] += 1
+    assert count_copies(found, "digits") == (0, 3)
+    assert copies_remark(found, "digits") == []
+
+
+def test_the_page_says_how_many_effects_of_the_rows_are_copies():
+    page = PAGE.read_text()
+    accuracies = read()
+    for data in DATA:
+        [words] = copies_remark(accuracies, data)
+        assert f"<!-- begin: {data} copies -->\n{words}\n<!-- end: {data} copies -->\n" in page
 
 
 def test_the_tables_say_how_many_federations_have_no_row():
