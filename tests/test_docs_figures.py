@@ -267,6 +267,43 @@ def test_the_agreement_beside_costs_is_all_of_the_same_rows():
     assert f"the control falls to {control} with the in-run" in words_of("results/audit.md")
 
 
+def test_what_opposed_updates_earn_is_said_of_pairs_and_of_one_against_three():
+    earned: dict[tuple[bool, str], list[float]] = {}
+    for row in rows_of("games.csv", epochs="1", seed="0"):
+        is_relative = row["strategy"].endswith("relative weights")  # The page leaves these out.
+        if row["game"].startswith("opposed updates") and not is_relative:
+            share = float(row["share"]) / float(row["honest_share"])
+            earned.setdefault(("three" in row["game"], row["account"]), []).append(share)
+
+    def range_of(against_three: bool, account: str) -> str:
+        shares = earned[against_three, account]
+        return f"{min(shares):.1f} to {max(shares):.1f}"
+
+    assert (
+        f"Opposed updates earn a pair {range_of(False, 'bounded')} honest shares within bounds, "
+        f"and {range_of(False, 'today')} without. If one sends against three, the four earn "
+        f"{range_of(True, 'bounded')} within bounds, and {range_of(True, 'today')} without."
+    ) in words_of("methods/path-attribution.md")
+
+
+def test_rows_of_other_methods_are_of_the_revisions_that_the_page_says():
+    revisions: dict[str, set[str]] = {}
+    for row in rows_of("compared.csv"):
+        method = row["local-method"]
+        if row["server-optimizer"] in ("fedadam", "fedyogi"):
+            method = row["server-optimizer"]
+        elif method != "scaffold":
+            method = "others"
+        revisions.setdefault(method, set()).add(row["revision"][:8])
+    assert revisions.pop("fedadam") == revisions["fedyogi"]
+    [of_optimizers], [of_scaffold] = revisions["fedyogi"], revisions["scaffold"]
+    *most, last = sorted(revisions["others"])
+    assert (
+        f"FedAdam's and FedYogi's are of {of_optimizers}, SCAFFOLD's of {of_scaffold}, and all "
+        f"others of {', '.join(most)} or {last}."
+    ) in words_of("results/compared.md")
+
+
 def test_memory_behind_a_superlink_is_of_the_revision_of_its_rows():
     [revision] = {row["revision"] for row in rows_of("bench-deployed-memory.csv")}
     assert f"These figures are by revision {revision[:8]}, beside" in words_of("speed.md")

@@ -24,10 +24,11 @@ class SyntheticBatch(Behaviour):
     .. math:: z \leftarrow z - \eta\, \frac{\nabla_z \ell(w_{t-1}, \sigma(z), y)}
               {\lVert \nabla_z \ell(w_{t-1}, \sigma(z), y) \rVert_\infty}
 
-    from the mean of the member's own examples of that class, or of all where it has none. It needs
-    no data of a class to train on it. After Gao et al., "On the Fragility of Data Attribution When
-    Learning Is Distributed", 2026 (arXiv:2605.15520), who optimise latents of a generator for
-    small batches that cover the labels others lack.
+    each entry kept in [-4, 4]. It starts where :math:`\sigma(z)` is 0.7 times the mean of the
+    member's own examples of that class, or of all where it has none, and 0.3 times noise drawn
+    uniformly from [0, 1]. It needs no data of a class to train on it. After Gao et al., "On the
+    Fragility of Data Attribution When Learning Is Distributed", 2026 (arXiv:2605.15520), who
+    optimise latents of a generator for small batches that cover the labels others lack.
 
     Parameters
     ----------
