@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,13 @@ def _comparable(value: object) -> object:
     if text.lower() in ("true", "false"):
         return text.lower()
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return text
+    # Python takes "1_0" for 10, and "nan" for what is not even itself: both are names here.
+    if "_" in text or not math.isfinite(number):
+        return text
+    return number
 
 
 def fill(

@@ -68,6 +68,15 @@ def test_names_that_differ_by_case_alone_are_two_cells(tmp_path):
     assert missing(path, rules) == [rules[1]]
 
 
+def test_names_that_look_like_numbers_are_names(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("rule,share,seed\nnan,0.5,0\n1_0,0.5,0\n")
+    cells: list[Row] = [
+        {"rule": rule, "share": 0.50, "seed": 0} for rule in ("nan", "1_0", "10", float("nan"))
+    ]
+    assert missing(path, cells) == [cells[2]]
+
+
 def killed_once(cell: Row) -> list[Row]:
     return killed(cell) if cell["name"] == "a" else [{"figure": 1}]
 
