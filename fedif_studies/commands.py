@@ -44,11 +44,10 @@ def arena(
     Without --attacks and --shares every attack is made at 20 %, and nine of them at 10 and 40 %.
     """
     from fedif_flower.run.rows import read_rows
-    from fedif_studies.arena.bouts import bouts, play, setup
+    from fedif_studies.arena.bouts import bouts, name_of_data, play, setup
     from fedif_studies.arena.tables import missing_bouts, worst_cases, write_tables
-    from fedif_studies.lab.cells import find_data
 
-    _, data = find_data(dataset, data_dir)
+    data = name_of_data(dataset, data_dir)
     all_bouts = bouts(data, range(seeds), strategies, attacks, shares)
     complete = play(output, all_bouts, setup(dataset, data_dir), jobs, again=again)
     rows = read_rows(output)

@@ -13,6 +13,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES
+from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_studies.arena.figures import read_figures
 from fedif_studies.lab.bounded import RULE, bounds_of, can_be_attributed
 from fedif_studies.lab.cells import find_data
@@ -105,6 +106,18 @@ def setup(dataset: str = DIGITS, data_dir: str = "") -> dict[str, Scalar]:
     sizes = _DIGITS if dataset == DIGITS else _IMAGES
     data_settings, _ = find_data(dataset, data_dir)
     return {"assumed-malicious-fraction": max(SHARES), **sizes, **data_settings}
+
+
+def name_of_data(dataset: str, data_dir: str = "") -> str:
+    """Return what rows and tables call a data set; a folder's images have a hash in their name.
+
+    Two folders are two data sets: the rows of one are not those of the other.
+    """
+    _, name = find_data(dataset, data_dir)
+    if dataset != "image-folder":
+        return name
+    images = load_dataset(dataset, data_dir)
+    return f"{name} {images.fingerprint[:8]}"
 
 
 def bouts(

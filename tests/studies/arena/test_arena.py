@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from itertools import product
 
 import pytest
+from PIL import Image
 
 from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies.registry import STRATEGIES
-from fedif_studies.arena.bouts import ATTACKS, RULES, SHARES, bouts, play, setup
+from fedif_studies.arena.bouts import ATTACKS, RULES, SHARES, bouts, name_of_data, play, setup
 from fedif_studies.arena.figures import attackers_gain, low_means_auc, read_figures
 from fedif_studies.arena.tables import (
     every_attack,
@@ -59,6 +61,19 @@ def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
     assert of_revision == {"abc": len(rows) - 1, "later": 1}
     assert rows[-1]["malicious-weight"]
     assert not rows[0]["malicious-weight"]
+
+
+def test_bouts_of_two_folders_of_images_are_of_two_data_sets(tmp_path):
+    names = []
+    for shade in (100, 200, 100):
+        folder = tmp_path / str(len(names))
+        for split, label in product(("train", "test"), "ab"):
+            (folder / split / label).mkdir(parents=True)
+            Image.new("L", (4, 4), shade + ord(label)).save(folder / split / label / "0.png")
+        names.append(name_of_data("image-folder", str(folder)))
+    assert names[0] == names[2] != names[1]  # What is in a folder counts, not where it lies.
+    assert all(name.startswith("image-folder ") for name in names)
+    assert name_of_data("digits") == "Digits"  # As the committed rows have it.
 
 
 MALICIOUS = {"1": False, "2": True, "3": False, "4": True}
