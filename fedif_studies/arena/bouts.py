@@ -11,6 +11,8 @@ from types import MappingProxyType
 from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
+from fedif_flower.run.modules import modules_behind
+from fedif_flower.run.provenance import modules_hash
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tasks.data.datasets import load_dataset
@@ -126,7 +128,8 @@ def bouts(
     """Return the bouts of lists divided by commas, whole tables of one seed after the other.
 
     An empty list stands for all names. Where neither attacks nor shares are given, every attack is
-    made at the middle share, and at the others those of ``AT_EVERY_SHARE``.
+    made at the middle share, and at the others those of ``AT_EVERY_SHARE``. With a rule or an
+    attack of one's own, ``code`` has a hash of its modules: what was edited is another bout.
 
     Parameters
     ----------
@@ -149,11 +152,27 @@ def bouts(
     if not attacks and not shares:
         at_all_shares = (CLEAN, *AT_EVERY_SHARE)
         points = [point for point in points if point[0] in at_all_shares or point[1] == MIDDLE]
+    own_rules = _own(rule_names, RULES, STRATEGIES)
+    own_attacks = _own(attack_names, ATTACKS, REGISTERED_ATTACKS)
     rows: list[Row] = []
     for seed, (attack, share), rule in product(seeds, points, rule_names):
-        condition = {"data": data, "seed": seed, "attack": attack, "share": share, "rule": rule}
-        rows += [{**condition, "bounds": bounds} for bounds in bounds_of(_weights(rule))]
+        bout = {"data": data, "seed": seed, "attack": attack, "share": share, "rule": rule}
+        if own_rules or own_attacks:
+            bout["code"] = _code_of([own_rules.get(rule), own_attacks.get(attack)])
+        rows += [{**bout, "bounds": bounds} for bounds in bounds_of(_weights(rule))]
     return rows
+
+
+def _own(names: Iterable[str], of_arena: Iterable[str], registered: Registry) -> dict[str, object]:
+    """Return what names stand for that are neither the arena's nor the library's."""
+    others = set(names) - set(of_arena)
+    return {name: registered.load(name) for name in others if registered.is_own(name)}
+
+
+def _code_of(own: Iterable[object]) -> str:
+    """Return a hash of the modules behind what is one's own; empty where nothing is."""
+    things = [thing for thing in own if thing is not None]
+    return modules_hash(modules_behind(things))[:12] if things else ""
 
 
 def play(

@@ -18,6 +18,7 @@ Point = tuple[str, str]
 ByPoint = Mapping[Point, MeanStd]
 ByRule = Mapping[tuple[str, str], ByPoint]
 """By rule and bounds: a figure's mean and deviation over seeds under each attack."""
+_BOUT = ("data", "seed", "attack", "share", "rule", "bounds")
 _WORDS = MappingProxyType(
     {
         "accuracy": "test accuracy in the mean of the last ten rounds",
@@ -29,7 +30,7 @@ _WORDS = MappingProxyType(
 def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByRule:
     """Return a figure of a data set's bouts in percent, in the order of the rows."""
     values: dict[tuple[str, str], dict[Point, list[float]]] = {}
-    for row in rows:
+    for row in _latest(rows):
         if row["data"] == data and row[figure]:
             by_point = values.setdefault((row["rule"], row["bounds"]), {})
             by_seed = by_point.setdefault((row["attack"], row["share"]), [])
@@ -38,6 +39,12 @@ def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByR
     for rule, by_point in values.items():
         means[rule] = {point: MeanStd.of(by_point[point]) for point in by_point}
     return means
+
+
+def _latest(rows: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows without those of a bout that was played again with edited code."""
+    by_bout = {tuple(row[name] for name in _BOUT): row for row in rows}
+    return list(by_bout.values())
 
 
 def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
@@ -97,7 +104,7 @@ def _extreme(figures: ByPoint, share: str, choose: Callable[..., Point], attacks
 def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ResultTable:
     """Return a line per attack and share, with a figure of each rule and bounds."""
     values = []
-    for row in rows:
+    for row in _latest(rows):
         if row["data"] == data and row[figure]:
             line = (_condition(row),)
             column = f"{row['rule']}, {row['bounds']}"

@@ -34,7 +34,7 @@ def _place(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
 
 def _comparable(value: object) -> object:
     """Return what a value and its text in a file have in common: ``1`` and ``"1.0"``."""
-    text = str(value)
+    text = "" if value is None else str(value)  # A file may have no column for an empty value.
     # JSON writes truth in small letters; names that differ by case are two.
     if text.lower() in ("true", "false"):
         return text.lower()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
+import sys
 from collections import Counter
 from itertools import product
 
@@ -24,7 +26,9 @@ from fedif_studies.arena.tables import (
     write_tables,
 )
 from fedif_studies.lab import filling
+from fedif_studies.lab.filling import missing
 from fedif_studies.names import NAMES
+from fedif_studies.rows import Row, add_rows
 
 
 def test_every_rule_meets_every_attack_that_there_is():
@@ -61,6 +65,46 @@ def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
     assert of_revision == {"abc": len(rows) - 1, "later": 1}
     assert rows[-1]["malicious-weight"]
     assert not rows[0]["malicious-weight"]
+
+
+RULE = """\
+from fedif_flower.strategies import FedAvg
+
+
+class Own(FedAvg):
+    edition = {}
+"""
+
+
+def test_a_rule_of_ones_own_that_was_edited_has_other_bouts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    path = tmp_path / "arena.csv"
+
+    def wanted(edition: int) -> list[Row]:
+        (tmp_path / "own_arena_rule.py").write_text(RULE.format(edition))
+        sys.modules.pop("own_arena_rule", None)  # As in a new process.
+        importlib.invalidate_caches()
+        return bouts("D", [0], "median,own_arena_rule:Own", "sign-flip", "0.4")
+
+    first = wanted(1)
+    [code] = {bout["code"] for bout in first if bout["rule"] != "median"}
+    assert len(code) == 12
+    assert {bout["code"] for bout in first if bout["rule"] == "median"} == {""}
+    origin = {"revision": "abc", "accuracy": "0.5", "attack-success": ""}
+    add_rows(path, [bout | origin for bout in first])
+    assert missing(path, wanted(1)) == []
+    edited = missing(path, wanted(2))
+    assert {bout["rule"] for bout in edited} == {"own_arena_rule:Own"}
+    add_rows(path, [bout | origin | {"accuracy": "0.9"} for bout in edited])
+    lines = worst_cases(read_rows(path), "D").lines
+    assert {line[0]: line[2] for line in lines} == {"median": "50.0", "own_arena_rule:Own": "90.0"}
+    # Rows from before there was a column are those of the arena's own rules.
+    old = tmp_path / "old.csv"
+    names = [bout for bout in first if bout["rule"] == "median"]
+    without = [{key: bout[key] for key in bout if key != "code"} for bout in names]
+    add_rows(old, [bout | origin for bout in without])
+    assert missing(old, names) == []
 
 
 def test_bouts_of_two_folders_of_images_are_of_two_data_sets(tmp_path):
@@ -183,7 +227,8 @@ def test_every_attack_has_a_line():
 
 
 def test_shares_that_are_near_each_other_are_two_lines():
-    bout = {"data": "D", "bounds": "none", "rule": "A", "attack": "flip", "attack-success": ""}
+    bout = {"data": "D", "seed": "0", "bounds": "none", "rule": "A", "attack": "flip"}
+    bout["attack-success"] = ""
     rows = [
         {**bout, "share": "0.12", "accuracy": "0.5"},
         {**bout, "share": "0.125", "accuracy": "0.9"},
