@@ -206,7 +206,8 @@ def check_validation(
     from fedif_flower.valuation.noise_profile import Suspect
 
     examination = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)
-    typer.echo(f"{examination.examples} examples: {examination.words()}")
+    where = "" if out is None else out.name
+    typer.echo(f"{examination.examples} examples: {examination.words(where)}")
     if examination.accuracy is not None:
         typer.echo(
             f"By {examination.how}, in {examination.seconds:.1f} s; accuracy on examples that were "
@@ -216,12 +217,18 @@ def check_validation(
         columns = [field.name for field in fields(Suspect)]
         Table(out, columns).replace([vars(suspect) for suspect in examination.suspects])
         typer.echo(f"Suspects: {out.absolute()}")
+    elif examination.suspects:
+        typer.echo("--out FILE writes the suspects")
 
 
 def main() -> None:
     """Run the command line; an error of ours, or a file of others, is a line, no traceback."""
-    show_logs()
-    end_by_a_line(cli)
+
+    def with_logs() -> None:
+        show_logs()
+        cli()
+
+    end_by_a_line(with_logs)
 
 
 def end_by_a_line(command: Callable[[], object]) -> None:

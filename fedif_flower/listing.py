@@ -1,4 +1,4 @@
-"""``fedif list``: what tasks, attacks, local methods and strategies there are, a line for each."""
+"""``fedif list``: what names of the run config stand for, a line for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedif_flower.attacks import ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import LOCAL_METHODS
 from fedif_flower.registry import Registry
-from fedif_flower.strategies.config import SCREENS
+from fedif_flower.strategies.config import SCREENS, SERVER_OPTIMIZERS
 from fedif_flower.strategies.registry import STRATEGIES
 from fedif_flower.tables import ResultTable
 from fedif_flower.tasks.config import TASKS
@@ -18,7 +18,7 @@ from fedif_flower.tasks.config import TASKS
 
 def listing() -> Iterator[ResultTable]:
     """Yield a table for each key of the run config that names something."""
-    for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, STRATEGIES):
+    for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, SERVER_OPTIMIZERS, STRATEGIES):
         heading = [registry.key, "what it is", "from"]
         lines = []
         for name, source in registry.sources().items():

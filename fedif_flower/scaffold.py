@@ -21,7 +21,16 @@ KINDS = {
 DEFAULT = "tabular"
 
 # Packages that an app imports: its own of such a name would be imported in their place.
-_IMPORTED = {"fedif_consortium", "fedif_flower", "flwr", "numpy", "pytest", "sklearn", "torch"}
+_IMPORTED = {
+    "fedif_consortium",
+    "fedif_flower",
+    "flwr",
+    "numpy",
+    "pytest",
+    "sklearn",
+    "torch",
+    "torchvision",
+}
 # Folders of an app that are no package of it: its tests, and what Flower sends no node.
 _NO_PACKAGES = {"build", "env", "lib", "lib64", "tests", "venv"}
 
@@ -54,15 +63,24 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
     StorageError
         If it cannot be written.
     """
+    # Imported here: `fedif --help` would wait for it.
+    from fedif_flower.tasks.config import TASKS
+
     require(kind in KINDS, "template", kind, ", ".join(KINDS))
     folder = folder.expanduser().absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{str(folder)!r} exists already; name a folder that does not")
     package = re.sub(r"[-. ]+", "_", folder.name).lower()
-    if not package.isidentifier() or not package.isascii() or keyword.iskeyword(package):
+    # Its name with '-' is the distribution's, which begins and ends with a letter or digit.
+    if not re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", package) or keyword.iskeyword(package):
         raise ConfigError(
             f"{folder.name!r} cannot name a package; allowed: letters, digits and '-', beginning "
-            "with a letter"
+            "with a letter, and not ending with '-'"
+        )
+    if package in TASKS.built_in:
+        raise ConfigError(
+            f"{folder.name!r} cannot name a task: {package!r} is built in, and would be run in its "
+            "place; allowed: another name"
         )
     if package in _IMPORTED | _NO_PACKAGES | sys.stdlib_module_names:
         raise ConfigError(

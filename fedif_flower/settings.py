@@ -265,7 +265,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     if near:
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
     if len(known) > _MOST_LISTED:
-        return f"unknown key {key!r}; docs/configuration.md lists all {len(known)}"
+        return f"unknown key {key!r}; docs/configuration.md lists all"
     return f"unknown key {key!r}; known keys: {', '.join(known)}"
 
 

@@ -12,8 +12,10 @@ import pytest
 
 import fedif_flower
 from fedif_consortium.evidence.chained_log import ChainedLog
+from fedif_flower.cli import main as library_main
 from fedif_flower.cli import parse_config
 from fedif_flower.errors import ConfigError
+from fedif_flower.listing import listing
 from fedif_studies import start
 from fedif_studies.commands import main
 
@@ -156,3 +158,17 @@ def test_held_out_data_are_checked_without_a_run(fedif, tmp_path):
     assert "of the held-out labels" in said
     assert "accuracy on examples that were not trained on: " in said
     assert suspects.read_text().startswith("index,given,likely,probability\n")
+
+
+def test_a_log_format_that_is_none_is_a_line_and_no_traceback(monkeypatch, capsys):
+    monkeypatch.setenv("FEDIF_LOG_FORMAT", "xml")
+    monkeypatch.setattr("sys.argv", ["fedif", "list"])
+    with pytest.raises(SystemExit) as ended:
+        library_main()
+    assert ended.value.code
+    assert capsys.readouterr().err.startswith("error: FEDIF_LOG_FORMAT = 'xml'; allowed: text")
+
+
+def test_the_listing_names_server_optimizers():
+    titles = [table.title for table in listing()]
+    assert 'server-optimizer="..."' in titles

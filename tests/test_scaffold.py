@@ -82,7 +82,14 @@ def test_a_name_that_is_taken_is_refused_before_anything_is_written(name, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["1st", "für", "class", "a+b"])
+def test_a_name_of_a_task_that_is_built_in_is_refused(tmp_path):
+    """Its entry point would stand behind the built-in task, which would be run in its place."""
+    with pytest.raises(ConfigError, match="'Images' cannot name a task: 'images' is built in"):
+        write_app(tmp_path / "Images", "images")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["1st", "für", "class", "a+b", "_x", "x_", "a--"])
 def test_a_name_that_no_package_can_have_is_refused(name, tmp_path):
     with pytest.raises(ConfigError, match="cannot name a package"):
         write_app(tmp_path / name)

@@ -231,6 +231,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         if parts is not None:
             sections = [part.settings for part in parts if part.settings]
         config = cls(sections=sections, **values)  # type: ignore[call-arg]
+        config._require_own_settings(run_config)
         for part in parts or ():
             part.fits(config)
         if config.run_name == AUTO:
@@ -288,14 +289,37 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
-        similar = alike(key, list(self.defaults()))
-        if similar:
-            raise ConfigError(unknown_key(key, similar))
         defaults: dict[str, Scalar] = {}
-        for section in OWN_SECTIONS:
-            defaults |= section.defaults()
+        for kind in OWN_SECTIONS:
+            defaults |= kind.defaults()
+        if key not in defaults:
+            self._refuse_slip(key)
         if value not in OFF and value != defaults.get(key):
             raise ConfigError(_not_heard(key, value))
+
+    def _require_own_settings(self, run_config: Mapping[str, Scalar]) -> None:
+        """Refuse a key of ``own-settings`` that nothing reads: somebody has written it down."""
+        text = run_config.get(OWN_SETTINGS)
+        if not isinstance(text, str) or not text:
+            return
+        for key, value in parse_overrides(text).items():
+            if key not in self._in_sections:
+                raise ConfigError(_not_heard(key, value))
+
+    def _refuse_slip(self, key: str) -> None:
+        """Refuse a key that reads like one that there is: whoever wrote it meant that one."""
+        known = list(self.defaults())
+        for kind in (*OWN_SECTIONS, *self._free_sections):
+            known += kind.key_names()
+        similar = alike(key, known)
+        section, _, setting_name = key.partition(".")
+        for field, registry in self.registries.items():
+            # What is one's own is not imported here, so that its settings are not known yet.
+            name = getattr(self, field)
+            if registry.is_own(name) and alike(section, [section_name(name)]):
+                similar.append(f"{section_name(name)}.{setting_name}")
+        if similar:
+            raise ConfigError(unknown_key(key, similar))
 
     @property
     def pace(self) -> PaceSettings:

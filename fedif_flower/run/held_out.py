@@ -48,7 +48,7 @@ class ExaminedHeldOut(RunPart):
         is_corrected = loaded is not run.loaded
         remarks = []
         if held_out is not None:
-            remarks.append(f"held-out set: {held_out.words()}")
+            remarks.append(f"held-out set: {held_out.words(run.folder.held_out.path.name)}")
         if is_corrected:
             remarks.append(f"the held-out loss is corrected for {corrected_words(record)}")
         elif is_noise(loaded.validation.noise):

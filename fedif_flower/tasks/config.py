@@ -62,7 +62,7 @@ class TrainingConfig(Settings):
         0.001,
         "learning rate of the clients' SGD",
         gt=0,
-        auto="0.05 for digits, 0.001 otherwise",
+        auto="0.05 for digits and tasks of your own, 0.001 otherwise",
     )
     momentum: float = setting(
         0.9, "momentum of the clients' SGD; starts from 0 at every round", ge=0, le=1

@@ -58,7 +58,7 @@ class HeldOut:
     by_class : float, optional
         The share of labels that are others than models answer, if each class has chances of its
         own; it errs upwards, since classes that look alike are confused by models, too. ``None``:
-        there is no estimate, or some class has fewer than 20 labels.
+        there is no estimate, or some class that has labels has fewer than 20.
     transitions : tuple of tuple of float
         ``[C][C]``: the chance that an example of one class is labelled as another; empty where
         ``by_class`` is ``None``.
@@ -115,18 +115,18 @@ class HeldOut:
         """The share of labels that may be confused by class; 0: not more than models confuse."""
         return confused_share(self.noise, self.by_class)
 
-    def words(self) -> str:
-        """Return what was found, in a sentence or a few."""
+    def words(self, where: str = "") -> str:
+        """Return what was found, in a sentence or a few; ``where``: the file with the suspects."""
         phrases = [
-            self._labels(),
+            self._labels(where),
             *self._haste(),
-            *self._confusions(),
+            *self._confusions(where),
             *self._classes(),
             *self._twice(),
         ]
         return "; ".join(phrases)
 
-    def _labels(self) -> str:
+    def _labels(self, where: str) -> str:
         if self.noise is None or self.low is None or self.high is None:
             return f"whether held-out labels are wrong is not known: {self.why_none}"
         interval = f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
@@ -138,7 +138,7 @@ class HeldOut:
         words = f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong"
         if not self.suspects:
             return words
-        return f"{words}: {len(self.suspects)} suspects in held_out.csv"
+        return f"{words}: {self._suspects(where)}"
 
     def _haste(self) -> list[str]:
         if self.way is None or not self.way.is_cut_short:
@@ -148,7 +148,7 @@ class HeldOut:
             "another share"
         ]
 
-    def _confusions(self) -> list[str]:
+    def _confusions(self, where: str) -> list[str]:
         if not self.confused:
             return []
         chances = torch.tensor(self.transitions)
@@ -165,8 +165,12 @@ class HeldOut:
         ]
         # Else they were named with those that look wrong; of secret data nobody is told any.
         if self.suspects and not self.correction:
-            phrases.append(f"{len(self.suspects)} suspects in held_out.csv")
+            phrases.append(self._suspects(where))
         return phrases
+
+    def _suspects(self, where: str) -> str:
+        count = f"{len(self.suspects)} suspects"
+        return f"{count} in {where}" if where else count
 
     def _classes(self) -> list[str]:
         phrases = []

@@ -239,3 +239,29 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
     assert said == "stopped after round 2 of 5; it goes on at round 3"
     through_the_door(LateGrid(client_app, 3), settings | parse_overrides(keys))
     assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")
+
+
+RULE = "fedif_studies.lab.bounded:rule"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"vlidation.vet": False}, "did you mean validation.vet"),
+        ({"Validation.vet": False}, "did you mean validation.vet"),
+        ({"attribution": "simpson", "Credit.length": 0}, "did you mean credit.length"),
+        ({"maskin.mode": "off"}, "did you mean masking.mode?"),
+        ({"strategy": RULE, "Rule.bounds": "off"}, "did you mean rule.bounds?"),
+        ({"own-settings": "Foo.bar=false"}, "Foo.bar = False: this app has no part with a section"),
+    ],
+)
+def test_a_slip_in_a_key_is_refused_though_it_switches_something_off(settings, words):
+    """What would be switched off would stay on."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        RunConfig.from_run_config(settings, server_parts())
+
+
+def test_a_key_of_a_part_that_is_not_there_may_be_off():
+    """Flower sends every key that an app lists along."""
+    config = RunConfig.from_run_config({"others.mode": "off", "masking.mode": "off"})
+    assert not {"others.mode", "masking.mode"} & config.to_mapping().keys()

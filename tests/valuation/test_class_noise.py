@@ -142,7 +142,7 @@ def test_labels_that_are_confused_are_seen_though_they_look_right_by_chance(digi
     assert len(wrong) >= 90
     right = digits[1]
     assert sum(suspect.likely == right[suspect.index] for suspect in wrong) >= 0.9 * len(wrong)
-    assert f"{len(found.suspects)} suspects in held_out.csv" in found.words()
+    assert f"{len(found.suspects)} suspects in held_out.csv" in found.words("held_out.csv")
 
 
 def test_right_labels_are_not_called_confused(digits):

@@ -77,7 +77,8 @@ def test_suspects_are_mostly_those_that_are_wrong_and_say_the_right_class():
     assert len(wrong) >= 25
     assert len(wrong) >= 0.6 * len(own.suspects)
     assert sum(one.likely == right[one.index] for one in wrong) >= 0.8 * len(wrong)
-    assert f"look wrong: {len(own.suspects)} suspects in held_out.csv" in own.words()
+    assert f"look wrong: {len(own.suspects)} suspects in mine.csv" in own.words("mine.csv")
+    assert f"look wrong: {len(own.suspects)} suspects;" in f"{own.words()};"
 
 
 def test_it_is_the_same_again_and_leaves_no_trace():
