@@ -53,9 +53,14 @@ class Attribution(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where nothing is attributed to be credited, split, or measured."""
-        if config.attribution != "off":
-            return
         defaults = CreditSettings.defaults()  # ``flwr run`` sends these along.
+        if config.attribution != "off":
+            credit = config.section(CreditSettings)
+            key = "credit.class-shift"
+            has_effect = credit.per_class or credit.class_shift == defaults[key]
+            words = f"{defaults[key]} without credit.per-class"
+            require(has_effect, key, credit.class_shift, words)
+            return
         for key, value in config.section(CreditSettings).to_mapping().items():
             words = f"{json.dumps(defaults[key])} with attribution = 'off'"
             require(value == defaults[key], key, value, words)

@@ -53,6 +53,11 @@ class ExaminedHeldOut(RunPart):
             remarks.append(f"the held-out loss is corrected for {corrected_words(record)}")
         elif is_noise(loaded.validation.noise):
             remarks.append("the task's own loss allows for wrong held-out labels, and stays so")
+        elif held_out is None and config.section(ValidationSettings).noise == "auto":
+            remarks.append(
+                "the held-out set is not examined (validation.vet = false): its labels are taken "
+                "as they are"
+            )
         for remark in remarks:
             logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:

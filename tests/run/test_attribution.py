@@ -123,7 +123,14 @@ def test_what_contributions_are_made_of_is_refused_without_any(tmp_path, key, va
     words = f"{key} = {value}; allowed: {default} with attribution = 'off'"
     with pytest.raises(ConfigError, match=f"^{re.escape(words)}"):
         run(run_config(tmp_path, **{key: value}))
-    run_config(tmp_path, **{key: value, "attribution": "simpson"})
+    with_classes = {"credit.per-class": True} | {key: value}
+    run_config(tmp_path, **with_classes, attribution="simpson")
+
+
+def test_a_shift_of_classes_is_refused_where_nothing_is_split_by_class(tmp_path):
+    words = "credit.class-shift = 0.3; allowed: 0.11 without credit.per-class"
+    with pytest.raises(ConfigError, match=f"^{re.escape(words)}"):
+        run_config(tmp_path, attribution="simpson", **{"credit.class-shift": 0.3})
 
 
 @pytest.fixture(autouse=True)

@@ -500,3 +500,10 @@ def test_members_are_warned_of_classes_that_either_set_lacks(tmp_path, own_secre
     config = config_of(tmp_path, **settings)
     run_federation(LocalGrid(client, 6), config, task=task, parts=run_parts())
     assert told == [HeldOutClasses(missing=(1, 2), rare=())] * 6
+
+
+def test_a_set_that_is_not_examined_is_said(tmp_path):
+    """Nothing is corrected then, though ``validation.noise`` is "auto"."""
+    folder = run(config_of(tmp_path, validation__vet=False, num_server_rounds=1))
+    remarks = folder.summary.read()["data_remarks"]
+    assert any("is not examined (validation.vet = false)" in remark for remark in remarks)
