@@ -24,7 +24,7 @@ from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.text import UNSHOWN
 from fedif_flower.round import share_of
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
-from fedif_flower.sections import section_name
+from fedif_flower.sections import section_name, section_names
 from fedif_flower.settings import (
     AUTO,
     Scalar,
@@ -302,8 +302,12 @@ class RunConfig(ClientConfig, StrategyConfig):
         text = run_config.get(OWN_SETTINGS)
         if not isinstance(text, str) or not text:
             return
+        names = set(self.sections())
+        names |= {kind.section_name() for kind in (*OWN_SECTIONS, *self._free_sections)}
+        for field, registry in self.registries.items():
+            names |= set(section_names(registry, getattr(self, field)))
         for key, value in parse_overrides(text).items():
-            if key not in self._in_sections:
+            if key.partition(".")[0] not in names:
                 raise ConfigError(_not_heard(key, value))
 
     def _refuse_slip(self, key: str) -> None:
