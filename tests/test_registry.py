@@ -103,9 +103,11 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     assert build_task(named.part(TaskConfig)).name == "u"
     assert default_clipping("plain") == 0.0
     for section in ("plain", "Plain"):  # As the entry point, and as the class.
-        chosen = RunConfig.from_run_config({"strategy": "plain", f"{section}.trim": 0.2})
-        assert chosen.settings_of("strategy") == {"trim": 0.2}
-        assert chosen.to_mapping()["plain.trim"] == 0.2
+        own_settings = {"own-settings": f"{section}.trim=0.2"}
+        for settings in ({f"{section}.trim": 0.2}, own_settings):
+            chosen = RunConfig.from_run_config({"strategy": "plain", **settings})
+            assert chosen.settings_of("strategy") == {"trim": 0.2}
+            assert chosen.to_mapping()["plain.trim"] == 0.2
     with pytest.raises(ConfigError, match=r"Plain.trim = 0.3: plain.trim is the same setting"):
         RunConfig.from_run_config({"strategy": "plain", "plain.trim": 0.2, "Plain.trim": 0.3})
     assert ATTACKS.sources()["rotate"] == f"{package} 1.2: {package}:Rotate"
