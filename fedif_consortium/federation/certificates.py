@@ -94,15 +94,14 @@ def server_certificate(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate's file.
+    """Read a certificate's file; of several in it, the first.
 
     Raises
     ------
     ConfigError
         If it cannot be read, or is none.
     """
-    with refused_as(ConfigError, f"{path} is no certificate in PEM"):
-        return x509.load_pem_x509_certificate(path.read_bytes())
+    return read_authorities(path)[0]
 
 
 def read_authorities(path: Path) -> list[x509.Certificate]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fedif_consortium.watch.state import Watched
 from fedif_flower.messages.text import enumerated
 from fedif_flower.run.held_out import MOST_CONTRADICTED
+from fedif_flower.run.rows import Line
 
 MISSES = 3  # In a row: by chance it is hardly so.
 SLOW = 3.0  # Times the usual round.
@@ -75,24 +76,18 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
     """Yield which rounds failed, and what is wrong with the last one."""
     if not run.rounds:
         return
-    failed_rounds = [row for row in run.rounds if row["round_failed"]]
-    if failed_rounds:
-        last_failed = failed_rounds[-1]
-        text = (
-            f"Rounds that left the model as it was: {len(failed_rounds)}; the last was round "
-            f"{last_failed['round']}: {last_failed['reason']}"
-        )
-        advice = "One now and then does no harm. If they follow each other, look at the members."
-        yield Remark(last_failed["round"] == run.last_round, text, advice)
-    kept_rounds = [row for row in run.rounds if row.get("status") == "kept"]
-    if kept_rounds:
-        last_kept = kept_rounds[-1]
-        text = (
-            f"Rounds in which nobody was given weight: {len(kept_rounds)}; the last was round "
-            f"{last_kept['round']}: {last_kept['reason']}"
-        )
-        advice = "The model stayed as it was. If they follow each other, look at the rule's scores."
-        yield Remark(last_kept["round"] == run.last_round, text, advice)
+    yield from _about_standing(
+        run,
+        [row for row in run.rounds if row["round_failed"]],
+        "Rounds that left the model as it was",
+        "One now and then does no harm. If they follow each other, look at the members.",
+    )
+    yield from _about_standing(
+        run,
+        [row for row in run.rounds if row.get("status") == "kept"],
+        "Rounds in which nobody was given weight",
+        "The model stayed as it was. If they follow each other, look at the rule's scores.",
+    )
     last = run.rounds[-1]
     num_accepted = last["accepted"]
     num_asked = num_accepted + last["rejected"] + last["failed"]
@@ -104,6 +99,17 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
         text = "The loss is not finite: the model has diverged."
         advice = "Go on from an earlier checkpoint with a lower learning-rate."
         yield Remark(True, text, advice)
+
+
+def _about_standing(
+    run: Watched, rounds: Sequence[Line], what: str, advice: str
+) -> Iterator[Remark]:
+    """Yield how many rounds the model stood still in for one reason, and the last of them."""
+    if not rounds:
+        return
+    last = rounds[-1]
+    text = f"{what}: {len(rounds)}; the last was round {last['round']}: {last['reason']}"
+    yield Remark(last["round"] == run.last_round, text, advice)
 
 
 def _about_held_out(run: Watched) -> Iterator[Remark]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -79,25 +80,21 @@ def _row_digests(inputs: list[Any], count: int, rows: Tensor) -> list[bytes]:
     """Return a digest of each of these rows of the inputs of ``count`` examples."""
     leaves = leaves_of(inputs)
     if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        return [_digest_of_one(take_rows(inputs, row[None])) for row in rows]
+        return [_digest(map(_as_bytes, leaves_of(take_rows(inputs, row[None])))) for row in rows]
     tensors = [tensor.cpu().reshape(count, -1).contiguous() for tensor in leaves]
-    as_bytes = [values.view(torch.uint8).numpy() for values in tensors]
-    digests = []
-    for row in rows.tolist():
-        together = hashlib.blake2b(digest_size=16)
-        for values in as_bytes:
-            together.update(values[row].tobytes())
-        digests.append(together.digest())
-    return digests
+    arrays = [values.view(torch.uint8).numpy() for values in tensors]
+    return [_digest(values[row].tobytes() for values in arrays) for row in rows.tolist()]
 
 
-def _digest_of_one(inputs: list[Any]) -> bytes:
-    """Return a digest of one example's inputs, which may be texts and numbers, too."""
+def _digest(parts: Iterable[bytes]) -> bytes:
     together = hashlib.blake2b(digest_size=16)
-    for leaf in leaves_of(inputs):
-        if isinstance(leaf, Tensor):
-            values = leaf.cpu().reshape(1, -1).contiguous()
-            together.update(values.view(torch.uint8).numpy().tobytes())
-        else:
-            together.update(repr(leaf).encode())
+    for part in parts:
+        together.update(part)
     return together.digest()
+
+
+def _as_bytes(leaf: Any) -> bytes:
+    """Return what tells one example's tensor, text or number from others."""
+    if isinstance(leaf, Tensor):
+        return leaf.cpu().reshape(1, -1).contiguous().view(torch.uint8).numpy().tobytes()
+    return repr(leaf).encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -239,18 +240,12 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
     if not isinstance(objective, PairObjective):
         return
 
-    def loss(batch: Any) -> Sized:
-        figure, size = objective.loss_and_size(model.module, batch)
-        return Sized(figure, size.weight)
-
     def attempt() -> str:
-        divided = divide(loss, examples)
+        divided = divide(partial(_sized_loss, model, objective), examples)
         return str(divided) if divided is not None and divided.is_far else ""
 
     try:
-        examples = _sorted_by_label(
-            some_examples([batch.content for batch in batches if batch.weight])
-        )
+        examples = _unlike_examples(batches)
         with model.evaluation_mode():
             why = at_two_models(model, attempt)
     except Exception:  # A model may take one batch size alone; what it takes was tried before.
@@ -275,22 +270,16 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
 
     is_sum = False
 
-    def loss(batch: Any) -> Sized:
-        figure, size = objective.loss_and_size(model.module, batch)
-        return Sized(figure, size.weight)
-
     def attempt() -> str:
         nonlocal is_sum
-        divided = divide(loss, examples)
+        divided = divide(partial(_sized_loss, model, objective), examples)
         if divided is None or divided.is_mean:
             return ""
         is_sum = divided.is_sum
         return str(divided)
 
     try:
-        examples = _sorted_by_label(
-            some_examples([batch.content for batch in batches if batch.weight])
-        )
+        examples = _unlike_examples(batches)
         with model.evaluation_mode():
             why = at_two_models(model, attempt)
     except Exception as error:
@@ -302,6 +291,17 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
         )
     if why:
         logger.warning("batch_loss %s", why)
+
+
+def _sized_loss(model: FlatModel, objective: Objective, batch: Any) -> Sized:
+    """Return a batch's loss with the number that its mean divides by."""
+    figure, size = objective.loss_and_size(model.module, batch)
+    return Sized(figure, size.weight)
+
+
+def _unlike_examples(batches: Sequence[Batch]) -> Any:
+    """Return some examples of those that count, of which the first are unlike the last."""
+    return _sorted_by_label(some_examples([batch.content for batch in batches if batch.weight]))
 
 
 def _sorted_by_label(examples: Any) -> Any:
