@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 
 import hypothesis.strategies as st
 import pytest
@@ -103,6 +104,17 @@ def test_lengths_grow_with_examples_as_the_members_do():
     assert few.tolist() == near([3.0 * math.sqrt(20)] * 2)
 
 
+def test_lengths_grow_no_faster_than_examples_and_never_fall():
+    examples = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    asked = torch.tensor([1.0, 4.0, 16.0])
+    # With the square of examples: as examples, through the median member.
+    grown = usual_lengths(examples, examples**2, asked)
+    assert grown.tolist() == near([4.0, 16.0, 64.0])
+    # The fewer, the longer: the median, for all.
+    fallen = usual_lengths(examples, 1 / examples, asked)
+    assert fallen.tolist() == near([0.25] * 3)
+
+
 def test_the_mean_weight_beyond_so_many_median_members_is_not_credited():
     weights = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64)
     bounds = CreditBounds(weight=2.0)
@@ -126,6 +138,11 @@ def test_the_last_step_beyond_what_is_usual_is_returned():
     credit = bound(bounds, updates, LAST)
     assert credit.borrowed.tolist() == near([1.0, 1.0, 1.0, 3.0])
     assert credit.returned[:, 0].tolist() == near([0.0, 0.0, 0.0, 1.5])
+    # Where 2 of the last step is usual, 1.5 times that is credited: of 6, the half.
+    more = updates * torch.tensor([1.0, 1.0, 1.0, 2.0])
+    credit = bound(CreditBounds(0, 1.5, 0), more, LAST)
+    assert credit.borrowed.tolist() == near([1.0, 1.0, 1.0, 3.0])
+    assert credit.returned[:, 0].tolist() == near([0.0, 0.0, 0.0, 3.0])
     # The last step alone is returned whole.
     updates[3] = 3 * LAST
     credit = bound(bounds, updates, LAST)
@@ -135,6 +152,31 @@ def test_the_last_step_beyond_what_is_usual_is_returned():
     credit = bound(bounds, torch.tensor([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [0, 0, 1.0, 0.05]]), LAST)
     assert credit.returned.tolist() == [[0.0]] * 3
     assert credit.borrowed.tolist() == near([0.0, 0.0, 1.0])
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=9))
+def test_medians_of_the_others_are_those_of_the_lists_without_each(values):
+    expected = [
+        statistics.median(values[:place] + values[place + 1 :]) if len(values) > 1 else 0.0
+        for place in range(len(values))
+    ]
+    found = medians_without_each(torch.tensor(values, dtype=torch.float64))
+    assert found.tolist() == expected
+
+
+def test_with_fewer_than_eight_members_what_is_not_borrowed_is_own():
+    # Orthogonal updates: nobody's is explained by others'.
+    seven = torch.eye(7).double()
+    assert own_lengths(seven, torch.zeros(7, 0)).tolist() == near([1.0] * 7)
+    eight = torch.eye(8).double()
+    assert own_lengths(eight, torch.zeros(8, 0)).tolist() == near([0.0] * 8)
+    # What lies in the last step is not own: of a square of 4, a coordinate of 2 leaves nothing.
+    gram = 4 * seven
+    shares = torch.zeros(7, 1)
+    shares[0] = 2.0
+    shares[1] = 1.0
+    expected = [0.0, math.sqrt(3), *[2.0] * 5]
+    assert own_lengths(gram, shares).tolist() == near(expected)
 
 
 def test_noise_is_nobodys_own():
