@@ -262,7 +262,7 @@ def settle(
 def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
     """Return the rounds that count, and what members did in them."""
     since = records_from(records, from_round)
-    left_out = left_out_rounds(since.rounds)
+    left_out = left_out_rounds(since.rounds, since.taken_back)
     used = since.without(left_out)
     draws = draws_of(used)
     totals = totals_of(used, draws, pay_by)

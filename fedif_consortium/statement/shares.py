@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from fedif_consortium.statement.records import RoundLoss
@@ -13,7 +13,9 @@ NOTHING = Fraction(0)
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
 
 
-def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
+def left_out_rounds(
+    rounds: Sequence[RoundLoss], taken_back: Mapping[int, int] | None = None
+) -> tuple[int, ...]:
     r"""Return the rounds that count for nobody, so that the contributions of the others add up.
 
     With :math:`\ell_0 \dots \ell_T` the losses, the run's fall is the one between its own ends,
@@ -24,8 +26,9 @@ def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
 
     Until then the round of the largest remainder that still counts is left out, and with it its
     whole event (:func:`event_of`): the harm, and the recovery from it. A round without a finite
-    loss is left out in any case, likewise. Where :math:`F \le 0`, or no rounds ever count, none is
-    left out: nobody is paid.
+    loss is left out in any case, likewise. A step, the round that took it back and those between
+    them are as one round here. Where :math:`F \le 0`, or no rounds ever count, none is left out:
+    nobody is paid.
 
     What was left out changed the loss by :math:`F - F_K` on balance. So
     :math:`F = \sum c + R_K + (F - F_K)`: all that the run gained is told.
@@ -34,22 +37,52 @@ def left_out_rounds(rounds: Sequence[RoundLoss]) -> tuple[int, ...]:
     ----------
     rounds : sequence of RoundLoss
         In their order, each from where the one before led.
+    taken_back : mapping of int to int, optional
+        By the number of a round, the earlier one whose step it took back. Default: none.
     """
-    losses = losses_of(rounds)
     if not fall_of(rounds) > 0:
         return ()
-    left_out: set[int] = set()  # Places in ``rounds``.
-    for place in range(len(rounds)):
-        is_finite = math.isfinite(losses[place]) and math.isfinite(losses[place + 1])
-        if not is_finite:
+    groups = _groups_of(rounds, taken_back or {})
+    merged = [_merge(group) for group in groups]
+    losses = losses_of(merged)
+    left_out: set[int] = set()  # Places in ``merged``.
+    for place, group in enumerate(groups):
+        if _without_loss(group):
             left_out.update(event_of(place, losses))
-    while len(left_out) < len(rounds):
-        counted = [place for place in range(len(rounds)) if place not in left_out]
-        if _adds_up([rounds[place] for place in counted]):
-            return tuple(rounds[place].round for place in sorted(left_out))
-        worst = max(counted, key=lambda place: abs(rounds[place].remainder))
+    while len(left_out) < len(merged):
+        counted = [place for place in range(len(merged)) if place not in left_out]
+        if _adds_up([merged[place] for place in counted]):
+            return tuple(row.round for place in sorted(left_out) for row in groups[place])
+        worst = max(counted, key=lambda place: abs(merged[place].remainder))
         left_out.update(event_of(worst, losses))
     return ()
+
+
+def _groups_of(
+    rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]
+) -> list[list[RoundLoss]]:
+    """Return the rounds in groups: from a step to where it was taken back, others by themselves."""
+    undone_in = {earlier: later for later, earlier in taken_back.items()}
+    groups: list[list[RoundLoss]] = []
+    last = 0  # Round of the group.
+    for row in rounds:
+        if row.round > last:
+            groups.append([])
+        groups[-1].append(row)
+        last = max(last, row.round, undone_in.get(row.round, 0))
+    return groups
+
+
+def _merge(group: Sequence[RoundLoss]) -> RoundLoss:
+    """Return a group of rounds as one: from the loss before the first to that after the last."""
+    return RoundLoss(
+        round=group[0].round,
+        loss_before=group[0].loss_before,
+        loss_after=group[-1].loss_after,
+        decrease=math.fsum(row.decrease for row in group),
+        attributed=math.fsum(row.attributed for row in group),
+        remainder=math.fsum(row.remainder for row in group),
+    )
 
 
 def event_of(place: int, losses: Sequence[float]) -> range:
@@ -131,7 +164,7 @@ def _without_loss(rounds: Sequence[RoundLoss]) -> list[int]:
 
 
 def reason_against_shares(
-    fall: float, rounds: Sequence[RoundLoss], contributions: Sequence[float]
+    fall: float, rounds: Sequence[RoundLoss], credits: Sequence[float]
 ) -> str:
     """Return why a run gives nobody a share of what was gained; empty: it does.
 
@@ -141,8 +174,8 @@ def reason_against_shares(
         By how much the validation loss fell between the run's ends.
     rounds : sequence of RoundLoss
         Those that count (see :func:`left_out_rounds`); all of them, where no rounds ever do.
-    contributions : sequence of float
-        The members'.
+    credits : sequence of float
+        What members are credited with.
     """
     if fall == -math.inf:
         return "the model that it ended with has no finite validation loss: there is nothing gained"
@@ -164,8 +197,8 @@ def reason_against_shares(
             "the contributions do not add up to the fall of the validation loss: the remainder is "
             f"{part}"
         )
-    if not any(value > 0 for value in contributions):
-        return "nobody contributed"
+    if not any(value > 0 for value in credits):
+        return "nobody is credited with anything above 0"
     return ""
 
 

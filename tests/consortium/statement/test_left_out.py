@@ -87,6 +87,28 @@ def test_a_recovery_that_is_left_out_takes_the_harm_along(tmp_path):
     assert "30.4 times what the whole run lowered it by" in second.verdict.reason
 
 
+def test_a_step_and_the_round_that_took_it_back_count_both_or_neither(tmp_path):
+    # 2 -> 1.5 -> 0.25, a remainder of 0.875 -> 1.5 again -> 0.25, of which 0.625 are nobody's.
+    rounds = [{0: 0.25, 1: 0.25}, {0: 0.25, 1: 0.125}, {0: -0.25, 1: -0.125}, {0: 0.125, 1: 0.5}]
+    remainders = {2: 0.875, 3: -0.875, 4: 0.625}
+    records = read_run(make_run(tmp_path / "run", rounds, remainders=remainders))
+    require_consistent(records)
+    assert dict(records.taken_back) == {3: 2}
+    settled = settle(records, 90_00)
+    assert (settled.left_out, settled.attributed) == ((), 1.125)
+    assert [(m.client_id, m.contribution, m.cents) for m in settled.members] == [
+        (1, 0.75, 60_00),
+        (0, 0.375, 30_00),
+    ]
+    # Where the remainder of round 4 cannot stay, that round goes alone: what was taken back is 0.
+    rows = rounds_of((2, 1.5, 0.25, 1.5, 1), {2: 1.25, 3: -1.25, 4: 1.0})
+    assert left_out_rounds(rows) == (2, 3, 4)
+    assert left_out_rounds(rows, {3: 2}) == (4,)
+    # With a round between them that has a remainder, all three go.
+    rows = rounds_of((2, 1.5, 0.25, 0.125, 1.375, 1), {2: 1.0, 3: -2.75, 4: -1.0})
+    assert left_out_rounds(rows, {4: 2}) == (2, 3, 4)
+
+
 def test_pages_say_what_counts_for_nobody_and_the_statement_is_verified(tmp_path):
     rounds = [{0: 0.25, 1: 0.25}, {0: -1.0, 1: -98.0}, {0: 79.5, 1: 60.0}, {0: 0.25}]
     run = make_run(tmp_path / "run", rounds, remainders={3: -40.0})
@@ -193,6 +215,16 @@ def test_what_counts_adds_up_and_no_harm_is_without_its_recovery(losses, remaind
             assert last == len(rounds) or losses[last] <= losses[row.round - 1]
     changed = sum(row.decrease for row in rounds if row.round in out)
     assert counted + changed == fall_of(rounds)
+
+
+@given(LOSSES, REMAINDERS, st.sets(st.integers(1, 11)))
+def test_no_pair_is_split(losses, remainders, drawn):
+    rounds = rounds_of(losses, dict(enumerate(remainders, start=1)))
+    numbers = sorted(number for number in drawn if number <= len(rounds))
+    taken_back = dict(zip(numbers[1::2], numbers[::2], strict=False))
+    out = left_out_rounds(rounds, taken_back)
+    for later, earlier in taken_back.items():
+        assert (later in out) == (earlier in out)
 
 
 @given(LOSSES)
