@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +20,8 @@ from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 from fedif_flower.tasks.task import Task
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,23 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
         own.test_two_clients_learn(tmp_path / "runs")
     [run_dir] = (tmp_path / "runs").iterdir()
     assert load(run_dir).lines("rounds")[-1]["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("page", ["consortium", "member-policy"])
+def test_keys_that_operators_read_of_stand_in_a_new_app(page, tmp_path):
+    """Flower refuses a key that the app's ``pyproject.toml`` does not list."""
+    app = tmp_path / "new-app"
+    write_app(app)
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    listed = flatten_dict(project["tool"]["flwr"]["app"]["config"])
+    text = (DOCS / f"{page}.md").read_text()
+    words = {word.strip("\"'").partition("=")[0] for word in re.split(r"[\s`(),;:]+", text)}
+    config = RunConfig.from_run_config(RunConfig.defaults(), server_parts()).to_mapping()
+    named = {key for key in config if key in words and not key.isalpha()}
+    assert "evidence.receipts" in named
+    assert named <= listed.keys()
+    in_sections = {key for key in named if "." in key}
+    assert {key: listed[key] for key in in_sections} == {key: config[key] for key in in_sections}
 
 
 @pytest.mark.parametrize("is_there", [False, True])

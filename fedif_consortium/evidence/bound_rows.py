@@ -21,9 +21,11 @@ from typing import Any, Protocol, runtime_checkable
 from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, HOW_IT_BEGINS
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as, regular
+from fedif_flower.run.config import OWN_SECTIONS, RunConfig, with_own_settings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import cell
+from fedif_flower.settings import AUTO
 
 RUN_CONFIG = "run_config"  # In the provenance: as Flower gave it to the app.
 Cells = Sequence[str]
@@ -196,13 +198,41 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
+def agreed_config(run: RunFolder) -> dict[str, Any] | None:
+    """Return the run config as members agreed to it, by key; ``None``: it was not recorded.
+
+    Its hash is signed. What ``config.json`` says beside it is the server's word.
+
+    Raises
+    ------
+    EvidenceError
+        If it is no mapping.
+    """
+    run_config = run.provenance.read().get(RUN_CONFIG)
+    if run_config is None:
+        return None
+    if not isinstance(run_config, dict):
+        raise EvidenceError(f"{run.provenance.path.name}: {RUN_CONFIG} is no mapping")
+    return dict(with_own_settings(run_config))
+
+
 def agreed_settings(run: RunFolder) -> dict[str, Any]:
     """Return a run's settings, with those of the run config as its members agreed to them.
 
-    The hash of the run config is signed; what ``config.json`` says beside it is the server's word.
+    What a run config leaves out was agreed to as its default.
     """
-    agreed = run.provenance.read().get(RUN_CONFIG) or {}
-    return {**run.settings(), **agreed}
+    agreed = agreed_config(run)
+    if agreed is None:
+        return run.settings()
+    return {**fixed_defaults(), **run.settings(), **agreed}
+
+
+def fixed_defaults() -> dict[str, Any]:
+    """Return the defaults of a run config by key, but for those that are ``"auto"``."""
+    defaults: dict[str, Any] = RunConfig.defaults()
+    for section in OWN_SECTIONS:
+        defaults |= section.defaults()
+    return {key: value for key, value in defaults.items() if value != AUTO}
 
 
 def state_of(run: RunFolder) -> bytes:

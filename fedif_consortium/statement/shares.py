@@ -58,9 +58,7 @@ def left_out_rounds(
     return ()
 
 
-def _groups_of(
-    rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]
-) -> list[list[RoundLoss]]:
+def _groups_of(rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]) -> list[list[RoundLoss]]:
     """Return the rounds in groups: from a step to where it was taken back, others by themselves."""
     undone_in = {earlier: later for later, earlier in taken_back.items()}
     groups: list[list[RoundLoss]] = []

@@ -13,13 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedif_consortium.evidence.attempts import (
-    HOW_IT_BEGINS,
-    Attempts,
-    config_hash,
-    read_attempts,
-)
-from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_settings
+from fedif_consortium.evidence.attempts import Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import check_receipts
 from fedif_consortium.evidence.check_signatures import (
     SignedMember,
@@ -30,6 +24,7 @@ from fedif_consortium.evidence.held_receipts import HeldReceipts
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.statement.account import Account, settle
+from fedif_consortium.statement.agreed import check_run_config
 from fedif_consortium.statement.bundle import (
     NAMES,
     account_json,
@@ -56,13 +51,10 @@ from fedif_consortium.statement.manifest import (
 from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.pages import made_with
 from fedif_consortium.statement.records import read_run
-from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
-from fedif_flower.run.config import with_own_settings
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.settings import AUTO
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,7 @@ def _verify_run(
     manifest = signed.statement.predicate
     _require_same_attempts(run, manifest)
     not_here = _check_files(run, signed.statement)
-    _check_run_config(run)
+    agreed = check_run_config(run)
     account = _check_account(run, manifest)
     # What the statement calls members, and what the operator registered them as.
     names = (account.names, read_names(run.names.path))
@@ -197,7 +189,7 @@ def _verify_run(
         members=signing_members,
         receipts=held,
         redone=redone,
-        chosen=_check_terms(account, agreed_settings(run)),
+        chosen=_check_terms(account, agreed),
     )
 
 
@@ -384,36 +376,6 @@ def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
             f"the manifest is of {_in_words(declared)}, and {run.provenance.path.name} is of "
             f"{_in_words(recorded)}"
         )
-
-
-def _check_run_config(run: RunFolder) -> None:
-    """Raise StatementError unless the run config is the one that members agreed to.
-
-    The settings in ``config.json`` follow from it; pages show by them what is credited.
-    """
-    provenance = run.provenance.read()
-    try:
-        attempts = read_attempts(provenance)
-    except EvidenceError as error:
-        raise StatementError(str(error)) from error
-    if attempts is None:
-        return
-    run_config = provenance[RUN_CONFIG]
-    if config_hash(run_config) != attempts.last.config:
-        raise StatementError("provenance.json has another run config than members agreed to")
-    if not run.config.path.is_file():
-        return  # An app of its own has no other settings.
-    settings = run.config.read()
-    for key, agreed in with_own_settings(run_config).items():
-        if key in HOW_IT_BEGINS or key in StatementSettings.key_names():
-            continue  # The terms of a statement are told apart from what was agreed on.
-        if agreed == AUTO or key not in settings:
-            continue
-        if settings[key] != agreed:
-            raise StatementError(
-                f"{run.config.path.name} has {key} = {settings[key]!r}; members agreed to a run "
-                f"with {key} = {agreed!r}"
-            )
 
 
 def _in_words(attempts: Attempts | None) -> str:

@@ -82,13 +82,19 @@ def test_held_out_data_that_are_not_to_be_paid_by_take_a_word(tmp_path):
 def test_what_members_agreed_to_needs_not_be_said_again(tmp_path, monkeypatch):
     """Else a statement made by hand is one that nobody can verify."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    attempt = {"run": "0" * 32, "config": config_hash({})}
+    agreed = {
+        "attribution": "simpson",
+        "statement.budget": "7.50",
+        "statement.contact": "Ada Holm",
+        "statement.pay-by": "draw",
+        "statement.ties": "alike",
+    }
+    attempt = {"run": "0" * 32, "config": config_hash(agreed)}
     attempts = {"name": "run", "attempts": [attempt]}
-    provenance = {"attempts": attempts, RUN_CONFIG: {}, "run_id": "0" * 32}
+    provenance = {"attempts": attempts, RUN_CONFIG: agreed, "run_id": "0" * 32}
     run_dir = make_run(tmp_path / "runs" / "run", [{0: 0.5, 1: 0.25}] * 5, provenance=provenance)
     config = RunFolder(run_dir).config
-    agreed = {"budget": "7.50", "contact": "Ada Holm", "pay-by": "draw", "ties": "alike"}
-    config.write(config.read() | {f"statement.{key}": value for key, value in agreed.items()})
+    config.write(config.read() | agreed)
     key = ("--key", tmp_path / "operator.pem")
     said = call("statement", run_dir, *key)
     assert f"Members get their pages by the next run into {tmp_path / 'runs'}" in said

@@ -1,0 +1,70 @@
+"""Whether a run's settings are those of the run config that its members agreed to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedif_consortium.evidence.attempts import HOW_IT_BEGINS, config_hash, read_attempts
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_config, fixed_defaults
+from fedif_consortium.statement.settings import StatementSettings
+from fedif_flower.errors import EvidenceError, StatementError
+from fedif_flower.run.config import OFF
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.settings import AUTO
+
+
+def check_run_config(run: RunFolder) -> Mapping[str, Any]:
+    """Return the settings that members agreed to; of a run that counts no attempts, all.
+
+    ``config.json`` has to follow from them: pages show by it what is credited. What the run config
+    leaves out has its default there.
+
+    Raises
+    ------
+    StatementError
+        Naming the file, and the key.
+    """
+    provenance = run.provenance.read()
+    try:
+        attempts = read_attempts(provenance)
+        agreed = agreed_config(run)
+    except EvidenceError as error:
+        raise StatementError(str(error)) from error
+    if attempts is None:
+        return run.settings()
+    if agreed is None:
+        raise StatementError("provenance.json lacks the run config that members agreed to")
+    if config_hash(provenance[RUN_CONFIG]) != attempts.last.config:
+        raise StatementError("provenance.json has another run config than members agreed to")
+    if not run.config.path.is_file():
+        raise StatementError(f"{run.config.path.name} is missing: a run with a run config has it")
+    _require_agreed(run.config.path.name, run.config.read(), agreed)
+    return agreed
+
+
+def _require_agreed(file: str, settings: Mapping[str, Any], agreed: Mapping[str, Any]) -> None:
+    """Raise StatementError for a setting that is another one than members agreed to."""
+    defaults = fixed_defaults()
+    # The terms of a statement are told apart from what was agreed on.
+    apart = {*HOW_IT_BEGINS, *StatementSettings.key_names()}
+    for key, value in agreed.items():
+        if key in apart or value == AUTO:
+            continue
+        if key not in settings:
+            if key not in defaults and value in OFF:
+                continue  # Of a part that is not there.
+            raise StatementError(f"{file} lacks {key}; members agreed to {key} = {value!r}")
+        if settings[key] != value:
+            raise StatementError(
+                f"{file} has {key} = {settings[key]!r}; members agreed to a run with {key} = "
+                f"{value!r}"
+            )
+    for key, value in defaults.items():
+        if key in apart or key in agreed:
+            continue
+        if settings.get(key, value) != value:
+            raise StatementError(
+                f"{file} has {key} = {settings[key]!r}; members agreed to a run config without it, "
+                f"so that {key} = {value!r}"
+            )
