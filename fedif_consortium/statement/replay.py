@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,8 @@ from torch import Tensor
 
 from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.examined_again import examine_again
-from fedif_consortium.statement.records import RoundLoss, RunRecords, read_run
+from fedif_consortium.statement.records import RunRecords, read_run
+from fedif_consortium.statement.taken_back import rounds_taken_back
 from fedif_consortium.statement.weighed_again import weigh_again
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
@@ -96,7 +96,7 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         steps = _kept_steps(records)
         part = _paying_part(records, loaded)
         not_compared = _examine_again(records, loaded, part)
-        taken_back = _rounds_taken_back(records, steps)
+        taken_back = rounds_taken_back(records, steps)
         weighing = with_recorded_noise(loaded, records.provenance)
         measuring = _measuring(records, weighing, part)
         attributed = _attribute(measuring, steps, records, taken_back)
@@ -346,34 +346,6 @@ def _require_led(
             f"{records.folder.updates.name}/ do not lead from the model before it to the one "
             f"after it: a step of length {off:.3g} is of neither"
         )
-
-
-def _rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
-    """Return the rounds that took the last step back: the model was then the one before it."""
-    rounds_with_parts = {part.round for part in records.parts}
-    first_step = min(steps, default=math.inf)
-    taken_back = set()
-    for row in records.rounds:
-        has_parts = row.round in rounds_with_parts
-        is_like_one = _was_taken_back(row, steps.get(row.round), has_parts=has_parts)
-        if is_like_one and row.round >= first_step:
-            taken_back.add(row.round)
-    return taken_back
-
-
-def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:
-    """Tell whether a round left the model where it was before the last step.
-
-    Without a step of its own, it took back contributions, or the loss is another one: nobody
-    contributed to a step that led to no finite loss. With a step, nobody contributed to it, and
-    the loss is the same.
-    """
-    is_same_loss = row.loss_before == row.loss_after
-    if not (math.isfinite(row.loss_before) or math.isfinite(row.loss_after)):
-        is_same_loss = True
-    if step is None:
-        return has_parts or not is_same_loss
-    return not has_parts and is_same_loss
 
 
 def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replayed:

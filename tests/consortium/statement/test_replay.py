@@ -22,6 +22,7 @@ from fedif_consortium.statement.replay import replay
 from fedif_consortium.statement.verify import verify
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.run import held_out
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder, files_of_rounds
@@ -31,6 +32,7 @@ from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.server.loop import ScreenedStrategy
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.kept_runs import ROUNDS, Steep, config, run, small_task
+from tests.server.hostile import reply_of
 
 
 @pytest.fixture(scope="module")
@@ -347,6 +349,37 @@ def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):
     assert math.isnan(third.loss_before)
     assert third.loss_after == first.loss_after
     assert replay(run_dir, task).contributions == 10
+
+
+def test_a_step_between_two_lost_models_is_none_that_was_taken_back(tmp_path):
+    """Round 2 loses the model, round 3 leads to another lost one, and round 4 brings it back."""
+    task = small_task("steep", lambda: Steep(4, 3), torch.float32)
+    honest = task_app(task)
+    factors = {3: np.float32(0.999), 4: np.float32(1e-4)}
+
+    def steering(message, context):
+        number = message.content.config_records.get("config", {}).get("server-round", 0)
+        if number in factors:  # All send the same, whatever they would learn.
+            arrays = message.content["arrays"].items()
+            sent = {name: pack_array(factors[number] * array.numpy()) for name, array in arrays}
+            return reply_of(message, sent, {"num-examples": 20})
+        reply = honest(message, context)
+        if number == 2 and context.node_id == FIRST_NODE_ID:
+            for name, array in reply.content["arrays"].items():
+                reply.content["arrays"][name] = Array(np.float32(1e4) * array.numpy())
+        return reply
+
+    overrides = {"task": "this-app:steep", "strategy": "fedavg", "fraction_train": 1.0}
+    settings = config(tmp_path, num_server_rounds=5, **overrides)
+    run_dir = run_federation(LocalGrid(steering, 5), settings, task=task, parts=run_parts())
+    records = read_run(run_dir)
+    third = records.rounds[2]
+    assert math.isnan(third.loss_before)
+    assert math.isnan(third.loss_after)
+    assert math.isfinite(records.rounds[3].loss_after)
+    assert {part.round for part in records.parts} == {1, 5}
+    replayed = replay(run_dir, task)
+    assert (replayed.contributions, replayed.weighed) == (10, 5)
 
 
 def test_the_run_of_a_model_in_float16_is_recomputed(tmp_path):
