@@ -18,17 +18,22 @@ from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.valuation.influence import project_updates
 
 REMEMBERED = 3  # Steps; further back, a step says little about where the loss falls.
+PARAMETERS_PER_STEP = 4  # At least, for each step that is remembered.
 _NEW = 1e-3  # Of a step's length: what is left of it beside newer ones and counts as a direction.
 ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
 COALITION = 0.2  # Of the round: so many, the most alike, are not asked who explains an update.
 MOST_COMPARED = 1000  # Members, two by two: half a million pairs.
 _RIDGE = 1e-3
+_ROUNDING = 1e-6  # Of an update's square: coordinates in the basis are float32's.
 _LEAST_USUAL = 0.05  # Late steps may be nobody's direction any more: the median is about 0 then.
 _MOST = 99.0  # What ratios without a limit are told as.
 
 
 class PastSteps:
     """The last global steps, the newest first, and a basis of their span.
+
+    Their number k is three, and at most a quarter of d: with few parameters the last steps span
+    most of what there is, and nothing would be anybody's own.
 
     Parameters
     ----------
@@ -37,10 +42,15 @@ class PastSteps:
     """
 
     def __init__(self, steps: Sequence[Tensor] = ()) -> None:
-        self.steps = tuple(steps)[:REMEMBERED]
+        most = REMEMBERED
+        if steps:
+            most = min(REMEMBERED, len(steps[0]) // PARAMETERS_PER_STEP)
+        self.steps = tuple(steps)[:most]
         self.basis = orthonormal(self.steps, _NEW)
         if self.steps:
             self.basis = self.basis.to(self.steps[0])
+        elif steps:
+            self.basis = steps[0].new_zeros(0, len(steps[0]))
 
     def after(self, step: Tensor) -> PastSteps:
         """Return the last steps after one more ``[d]``; one of length 0 changes nothing."""
@@ -193,10 +203,15 @@ class CreditBounds:
         weight = self._mean_weights(client_ids, examples, weights)
         borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
         own_length = own_lengths(gram, shares)
-        ratios = torch.where(borrowed > 0, borrowed / own_length.clamp_min(1e-300), 0.0)
+        # Infinite where nothing is a member's own.
+        ratios = torch.where(borrowed > 0, borrowed / own_length, 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
         beyond = torch.zeros_like(own_length)
-        if self.borrowed:
+        if math.isinf(usual_ratio):
+            # Where most have nothing of their own, that says nothing of anybody.
+            usual_ratio = 1.0
+            ratios = torch.ones_like(ratios)
+        elif self.borrowed:
             allowed = self.borrowed * usual_ratio * own_length
             beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
         return Credit(
@@ -307,8 +322,8 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     residual = gram.double() - shares @ shares.T  # [m, m]
     squared = residual.diagonal().clamp_min(0.0)
     m = len(squared)
-    # What is left of borrowed steps alone is rounding.
-    is_nothing = squared <= 1e-9 * gram.diagonal()
+    # What is left of borrowed steps alone is rounding, whose coordinates are float32's.
+    is_nothing = squared <= _ROUNDING * gram.diagonal()
     if m < ENOUGH_MEMBERS:
         return torch.where(is_nothing, 0.0, squared.sqrt())
     likeness = cosines(residual)

@@ -282,12 +282,28 @@ def test_lengths_are_those_that_the_round_used(strategy, steps, lengths):
     assert [c.credit.length for c in found.clients] == pytest.approx(lengths, rel=ROUNDING)
 
 
+def doubled(outputs, targets):
+    return 2 * ((outputs - targets) ** 2).mean()  # Of four: half of the sum, as it is of two.
+
+
+def of_four(movers, beside=()):
+    """Attribute two rounds with four parameters: with fewer, no last step is remembered."""
+    targets = torch.tensor([[4.0], [2.0], [0.0], [0.0]])
+    held_out = Validation(point(4), torch.eye(4), targets, loss_fn=doubled, device="cpu")
+    bounds = CreditBounds(length=0, borrowed=1.5)
+    return attributed(
+        fedavg, movers, 2, bounds=bounds, beside=beside, held_out=held_out, model=point(4)
+    )
+
+
+# All move alike; the first two move across the mean (1, 0, 0, 0) as well.
+ALONG = [[1.0, 0.2, 0.0, 0.0], [1.0, -0.2, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+
+
 def test_the_last_step_again_is_credited_with_nothing():
-    # All move alike in the first round; in the second, the first two move across the last step.
-    callback = credited(Movers([[1.0, 0.2], [1.0, -0.2], [1.0, 0.0]]), 2, length=0, borrowed=1.5)
-    first, second = callback.rounds
+    first, second = of_four(Movers(ALONG)).rounds
     assert all(c.credited == c.contribution for c in first.clients)
-    # The third has nothing of its own beside the step (1, 0).
+    # The third has nothing of its own beside the step.
     assert second.clients[2].credited == pytest.approx(0.0, abs=1e-6)
     assert second.clients[2].contribution > 0.1
     assert second.clients[2].credit.borrowed == 99.0
@@ -428,11 +444,8 @@ def test_a_step_that_is_taken_back_is_nobodys(caplog):
 
 
 def test_nobody_borrows_from_a_step_that_was_taken_back_before_it_was_sent():
-    # As in round 1, the third moves along the mean (1, 0) of all; nobody has seen that step.
-    movers = Movers([[1.0, 0.2], [1.0, -0.2], [1.0, 0.0]])
-    bounds = CreditBounds(length=0, borrowed=1.5)
-    callback = attributed(fedavg, movers, 2, bounds=bounds, beside=(TakesBack(1),))
-    taken_back, second = callback.rounds
+    # As in round 1, the third moves along the mean of all; nobody has seen that step.
+    taken_back, second = of_four(Movers(ALONG), beside=(TakesBack(1),)).rounds
     assert taken_back.clients == ()
     # From (0, 0) to (1, 0): the mean gradient is -(3.5, 2).
     assert values(second) == pytest.approx([3.9 / 3, 3.1 / 3, 3.5 / 3], rel=ROUNDING)

@@ -226,12 +226,12 @@ def test_what_is_turned_against_two_others_is_so_by_the_mean_of_both():
 
 
 @given(
-    st.lists(st.floats(-3, 3), min_size=12, max_size=12),
+    st.lists(st.floats(-3, 3), min_size=16, max_size=16),
     st.lists(st.floats(-5, 5), min_size=4, max_size=4),
 )
 def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
-    updates = torch.tensor(entries).reshape(4, 3)
-    credit = bound(CreditBounds(), updates, torch.tensor([0.0, 1.0, 0.0]))
+    updates = torch.tensor(entries).reshape(4, 4)
+    credit = bound(CreditBounds(), updates, torch.tensor([0.0, 1.0, 0.0, 0.0]))
     assert bool(((credit.kept > 0) & (credit.kept <= 1)).all())
     contributions = torch.tensor(values).double()
     returned = credit.returned[:, 0]
@@ -261,18 +261,47 @@ def test_a_bound_of_nothing_and_one_of_what_is_usual_are_allowed():
 
 def test_coordinates_in_the_last_steps_by_hand():
     # The newest step is along the first axis; the one before adds the second.
-    past = PastSteps([torch.tensor([2.0, 0.0, 0.0]), torch.tensor([3.0, -1.0, 0.0])])
-    updates = torch.tensor([[1.0, 2.0, 5.0], [-4.0, 0.0, 1.0]])
-    assert past.shares(updates).tolist() == [[1.0, -2.0], [-4.0, 0.0]]
+    newest = torch.tensor([2.0, 0.0, 0.0, 0, 0, 0, 0, 0])
+    before = torch.tensor([3.0, -1.0, 0.0, 0, 0, 0, 0, 0])
+    updates = torch.tensor([[1.0, 2.0, 5.0, 0, 0, 0, 0, 0], [-4.0, 0.0, 1.0, 0, 0, 0, 0, 0]])
+    shares = PastSteps([newest, before]).shares(updates)
+    assert shares.tolist() == [[1.0, -2.0], [-4.0, 0.0]]
 
 
 def test_the_newest_steps_are_remembered_and_those_of_length_0_are_none():
     past = PastSteps()
-    assert past.shares(torch.ones(2, 4)).shape == (2, 0)
+    assert past.shares(torch.ones(2, 12)).shape == (2, 0)
     for axis in range(4):
-        past = past.after(torch.eye(4)[axis]).after(torch.zeros(4))
+        past = past.after(torch.eye(12)[axis]).after(torch.zeros(12))
     assert len(past.steps) == REMEMBERED == 3
-    assert past.shares(torch.eye(4)).tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    found = past.shares(torch.eye(12)[:4])
+    assert found.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(("d", "steps"), [(3, 0), (4, 1), (11, 2), (12, 3)])
+def test_with_few_parameters_fewer_steps_are_remembered(d, steps):
+    """Three steps span a space of three: nothing would be anybody's own there."""
+    past = PastSteps()
+    for step in torch.eye(d):
+        past = past.after(step)
+    assert past.shares(torch.ones(2, d)).shape == (2, steps)
+    assert past.basis.shape == (steps, d)
+
+
+@pytest.mark.parametrize("m", [3, 5, 10, 12])
+def test_where_nobody_has_anything_of_its_own_the_last_step_is_nobodys_excess(m):
+    # All send the last step; rounding leaves a residual of some, in float32.
+    updates = torch.ones(m, 5)
+    shares = PastSteps([torch.ones(5)]).shares(updates)
+    credit = CreditBounds().bound(
+        client_ids=range(m),
+        examples=torch.full((m,), 10.0),
+        weights=torch.full((m,), 1 / m),
+        gram=updates @ updates.T,
+        shares=shares,
+    )
+    assert credit.returned.tolist() == [[0.0]] * m
+    assert credit.borrowed.tolist() == [1.0] * m
 
 
 # -- contributions along the path of a step
