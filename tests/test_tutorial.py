@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +26,7 @@ from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.server.run import StopTraining
 from fedif_flower.settings import parse_overrides
 from tests.consortium.commands.typed import call
 from tests.strategies.lines import BASE, Movers, Threshold, threshold_validation
@@ -80,6 +82,14 @@ def test_own_app_finds_the_clients_with_wrong_labels_and_draws_curves(tmp_path, 
         assert min(kept_parts[name][node_id] for node_id in range(1003, 1010)) > 0.2
     of_wrong = [kept_parts["apart"][node_id] for node_id in range(1000, 1003)]
     assert min(kept_parts["apart"].values()) < min(of_wrong)
+    losses = iter([1.0, 0.9, 1.1, 1.1, 1.1])
+    names["validation"] = SimpleNamespace(loss=lambda params: next(losses))
+    patience = names["Patience"]()
+    model = SimpleNamespace(vectors=SimpleNamespace(params=None))
+    for server_round in range(4):
+        patience.on_model(server_round, model)
+    with pytest.raises(StopTraining, match="three rounds without progress"):
+        patience.on_model(4, model)
     logged: dict[str, dict[int, float]] = {}
     curves = names["Curves"](lambda name, y, x: logged.setdefault(name, {}).update({x: y}))
     strategy = FedIF(threshold_validation(), callbacks=[curves], **BASE)

@@ -31,12 +31,13 @@ QUIET = 0.5  # A span in which nobody attacks lasts this share of an attack's se
 def row_of(attack: str, seconds: float, beside: Phase, quiet: list[Phase]) -> dict[str, object]:
     """Return one line: the rounds beside an attack and those around it."""
     usual = _mean_of_quiet(quiet)
-    if beside.seconds:
+    # The round that did not end took what is left of the attack, at least.
+    unfinished = seconds - sum(beside.seconds)
+    if beside.seconds and unfinished <= statistics.mean(beside.seconds):
         mean = statistics.mean(beside.seconds)
         times = f"{mean / usual:.2f}"
     else:
-        # A round that did not end is as long as the attack at least.
-        mean = seconds
+        mean = statistics.mean([*beside.seconds, unfinished])
         times = f"> {mean / usual:.2f}"
     return {
         "attack": attack,
