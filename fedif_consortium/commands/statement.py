@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedif_flower.cli import RunDir, require_directories
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import one_line, printable
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ def sign(
     path: Stated,
     key: Annotated[Path, typer.Option(help="your private key; the SuperNode's own will do")],
     operator: Annotated[
-        str, typer.Option(help="fingerprint that the operator's key must have")
-    ] = "",
+        str | None, typer.Option(help="fingerprint that the operator's key must have")
+    ] = None,
     members: Members = None,
 ) -> None:
     """Verify a statement and add your signature to its manifest: you agree with what it says.
@@ -157,9 +158,24 @@ def sign(
 
     signer = keys.load_key(key)
     member_keys = keys.read_members(members) if members else None
-    target = sign_statement(path, signer, operator, member_keys)
+    target = sign_statement(path, signer, _wanted("--operator", operator), member_keys)
     typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
     typer.echo(f"Send this to the operator: {target.absolute()}")
+
+
+def _wanted(option: str, fingerprint: str | None) -> str:
+    """Return the fingerprint that a key must have; empty: the option is not there.
+
+    Raises
+    ------
+    ConfigError
+        If the option is there without one: nothing would be compared.
+    """
+    if fingerprint is None:
+        return ""
+    if not fingerprint.strip():
+        raise ConfigError(f"{option} is empty; allowed: a key's fingerprint (is a variable unset?)")
+    return fingerprint
 
 
 @statement_cli.command()
@@ -181,7 +197,9 @@ def verify(
     path: Annotated[
         Path, typer.Argument(help="a run's folder, its statement alone, or a member's page")
     ],
-    key: Annotated[str, typer.Option(help="fingerprint of the key that must have signed")] = "",
+    key: Annotated[
+        str | None, typer.Option(help="fingerprint of the key that must have signed")
+    ] = None,
     members: Members = None,
     receipts: Annotated[
         list[Path] | None,
@@ -194,7 +212,7 @@ def verify(
     from fedif_consortium.statement.verify import verify as check
 
     member_keys = read_members(members) if members else None
-    verified = check(path, key, member_keys, receipts or ())
+    verified = check(path, _wanted("--key", key), member_keys, receipts or ())
     manifest = verified.manifest
     typer.echo(f"Unchanged: {path}, made {manifest.made}")
     if manifest.made_with != made_with():

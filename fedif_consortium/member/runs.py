@@ -75,10 +75,10 @@ class RunRules(Settings):
         allowed="a list of strings",
     )
     first_day: date | None = setting(
-        None, "The first day on which it answers; without: no first.", allowed=_DAY
+        None, "The first day (UTC) on which it answers; without: no first.", allowed=_DAY
     )
     last_day: date | None = setting(
-        None, "The last day on which it answers; without: no last.", allowed=_DAY
+        None, "The last day (UTC) on which it answers; without: no last.", allowed=_DAY
     )
     most_rounds_a_day: int = setting(
         0,

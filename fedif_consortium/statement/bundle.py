@@ -118,7 +118,7 @@ def make_statement(
     key : SigningKey
         The operator's: signs it.
     budget_cents : int, optional
-        What is shared out.
+        What is shared out, 0 or more.
     names : mapping of int to str, optional
         Members' names by client id; default: those given at registration.
     from_round : int
@@ -139,6 +139,8 @@ def make_statement(
         already, or the folder cannot be written.
     """
     StatementSettings(contact=contact)  # Refuses one that will not do.
+    if budget_cents is not None:
+        require(budget_cents >= 0, "budget_cents", budget_cents, "0 or more")
     folder = RunFolder(run_dir).statement
     if folder.exists() and not again:
         raise ConfigError(

@@ -104,3 +104,16 @@ def test_what_members_agreed_to_needs_not_be_said_again(tmp_path, monkeypatch):
     assert "Ada Holm" in page
     call("statement", run_dir, *key, "--again", "--contact", "Bo Berg")
     assert "Bo Berg" in (run_dir / "statement" / "members" / "001.html").read_text()
+
+
+@pytest.mark.parametrize("given", ["", "  "])
+def test_a_fingerprint_that_is_empty_is_refused(given, tmp_path):
+    """``--key "$KEY"`` with a variable that is not set would compare nothing."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
+    call("statement", run_dir, "--key", tmp_path / "operator.pem")
+    with pytest.raises(ConfigError, match=r"^--key is empty; allowed: a key's fingerprint"):
+        call("verify", run_dir, "--key", given)
+    own = ("--key", tmp_path / "operator.pem")
+    with pytest.raises(ConfigError, match=r"^--operator is empty"):
+        call("statement", "sign", run_dir, *own, "--operator", given)
+    assert call("verify", run_dir).startswith("Unchanged")

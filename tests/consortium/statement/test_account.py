@@ -7,12 +7,13 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import studentized_range, t
 
 from fedif_consortium.statement.account import decisive_row, settle
-from fedif_consortium.statement.bundle import account_json
+from fedif_consortium.statement.bundle import account_json, make_statement
 from fedif_consortium.statement.consistency import require_consistent
 from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
 from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
@@ -286,6 +287,12 @@ def test_amounts_add_up_to_the_budget_to_the_cent(contributions, cents):
         assert abs(amount - cents * share) < 1
         if value <= 0:
             assert (share, amount) == (0, 0)
+
+
+def test_less_than_nothing_is_not_shared_out(tmp_path):
+    run = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
+    with pytest.raises(ConfigError, match="budget_cents = -1000; allowed: 0 or more"):
+        make_statement(run, Ed25519PrivateKey.generate(), budget_cents=-1000)
 
 
 def test_the_cents_left_over_go_to_the_largest_fractions():
