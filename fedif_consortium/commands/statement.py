@@ -236,6 +236,12 @@ def verify(
     for member in verified.members:
         name = one_line(member.name)
         typer.echo(f"Signed by {name}: {member.signed} of {member.accepted} updates")
+        if member.earlier_ids:
+            earlier = ", ".join(str(client_id) for client_id in member.earlier_ids)
+            typer.echo(
+                f"{name} signed earlier rounds as another client, {earlier}: ask whether it was "
+                "registered anew"
+            )
     for held in verified.receipts:
         name = one_line(held.name)
         typer.echo(f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")

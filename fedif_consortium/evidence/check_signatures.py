@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,11 +30,16 @@ Signatures = Mapping[tuple[int, int], SignedUpdate]  # By round and client id.
 
 
 class SignedMember(NamedTuple):
-    """How many of its accepted updates a member signed; it is called as its key, if it has one."""
+    """How many of its accepted updates a member signed; it is called as its key, if it has one.
+
+    ``earlier_ids`` are the clients as whom the same holder signed earlier rounds: it was registered
+    anew while the run stood still, and has a line for each.
+    """
 
     name: str
     signed: int
     accepted: int
+    earlier_ids: tuple[int, ...] = ()
 
 
 def read_signatures(run: RunFolder) -> Signatures:
@@ -106,11 +112,13 @@ def check_signatures(
     Raises
     ------
     StatementError
-        Naming round and member of an update that was invented, changed or left out.
+        Naming round and member of an update that was invented, changed or left out, or two clients
+        for whom one key signs in turn.
     """
     check = _SignatureCheck(run, names, members)
     for place, update in signed.items():
         check.require_genuine(place, update)
+    check.require_one_signer_each(signed)
     _check_kept_replies(run, signed)
     return check.count(signed)
 
@@ -135,6 +143,7 @@ class _SignatureCheck:
         self._most_rounds_late = _most_rounds_late(agreed_settings(run))
         self._counted: dict[tuple[int, int], int] = {}  # By round asked in and client id: where.
         self._keys: dict[int, bytes] = {}  # By client id.
+        self._earlier_ids: dict[int, tuple[int, ...]] = {}  # Of the same holder, by client id.
         self._received: dict[int, bytes] = {}  # By the round in which the model was sent.
 
     def require_genuine(self, place: tuple[int, int], update: SignedUpdate) -> None:
@@ -176,6 +185,28 @@ class _SignatureCheck:
             name = names.get(client_id, holder)
             if as_read(name) != as_read(holder):
                 raise StatementError(f"{where} is signed with the key of {holder}")
+
+    def require_one_signer_each(self, signed: Signatures) -> None:
+        """Raise StatementError where a key, or another one of its holder, signs for two clients.
+
+        A member that is registered anew has another client id from some round on, and none before.
+        """
+        rounds = defaultdict[str | bytes, dict[int, list[int]]](dict)
+        for (_, client_id), update in signed.items():
+            holder = self._holders.get(update.key, update.key)
+            rounds[holder].setdefault(client_id, []).append(update.asked_in)
+        for holder, rounds_by_id in rounds.items():
+            client_ids = sorted(rounds_by_id, key=lambda one: min(rounds_by_id[one]))
+            for earlier, later in pairwise(client_ids):
+                last = max(rounds_by_id[earlier])
+                if min(rounds_by_id[later]) <= last:
+                    key = "one key" if isinstance(holder, bytes) else f"the key of {holder}"
+                    raise StatementError(
+                        f"{self._called_with_id(earlier)} and {self._called_with_id(later)} are "
+                        f"both signed for with {key}, as late as round {last}; allowed: one of them"
+                    )
+            for index, client_id in enumerate(client_ids):
+                self._earlier_ids[client_id] = tuple(client_ids[:index])
 
     def _require_in_time(self, where: str, place: tuple[int, int], asked_in: int) -> None:
         """Raise StatementError unless a reply came in its round, or as late as replies may."""
@@ -251,7 +282,8 @@ class _SignatureCheck:
         members = []
         for client_id, updates in sorted(signed_or_not.items()):
             name = self._signer(client_id)
-            members.append(SignedMember(name, signed=updates.count(True), accepted=len(updates)))
+            earlier_ids = self._earlier_ids.get(client_id, ())
+            members.append(SignedMember(name, updates.count(True), len(updates), earlier_ids))
         return tuple(members)
 
     def _with_key(self) -> set[int]:
@@ -280,6 +312,14 @@ class _SignatureCheck:
             if client_id in names:
                 return names[client_id]
         return f"client {client_id}"
+
+    def _called_with_id(self, client_id: int) -> str:
+        """Return what a client is called, with its id: two may have one name."""
+        called = self._called(client_id)
+        id_in_words = f"client {client_id}"
+        if called == id_in_words:
+            return called
+        return f"{called} ({id_in_words})"
 
 
 def _most_rounds_late(settings: Mapping[str, Any]) -> int | None:
