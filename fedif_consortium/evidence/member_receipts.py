@@ -285,8 +285,8 @@ class ReceiptKeeper:
 def take_receipts(content: RecordDict, context: Context, *, is_round: bool = False) -> None:
     """Check and keep what a message tells of the server's records, if it tells anything.
 
-    Nothing is kept of a run in which this member has no part: a server could invent as many as
-    there is room for.
+    Nothing is kept of a run in which this member has no part, nor of another than the message is
+    of: a server could invent as many as there is room for.
 
     Parameters
     ----------
@@ -302,12 +302,24 @@ def take_receipts(content: RecordDict, context: Context, *, is_round: bool = Fal
         if not rounds:
             return
         keeper = ReceiptKeeper(context, rounds[0].run)
-        if is_round or keeper.is_begun or not keeper.keeps:
+        run = _run_of(content)
+        if is_round and run != keeper.run:
+            words = "receipts of run %s in a message of run %s: not kept"
+            logger.warning(words, keeper.run[:8], printable(run[:8]))
+        elif is_round or keeper.is_begun or not keeper.keeps:
             keeper.take(rounds)
         else:
             logger.warning("receipts of run %s, in which it had no part: not kept", keeper.run[:8])
     except (FedIFError, ValueError) as error:
         logger.warning("%s", printable(str(error)))
+
+
+def _run_of(content: RecordDict) -> str:
+    """Return the id of the run that a message says that it is of; empty: it says none."""
+    settings = content.get("config")
+    if not isinstance(settings, ConfigRecord):
+        return ""
+    return str(settings.get(RUN_ID_KEY, ""))
 
 
 def require_room(content: RecordDict, context: Context) -> None:
@@ -316,7 +328,7 @@ def require_room(content: RecordDict, context: Context) -> None:
     if not isinstance(settings, ConfigRecord) or not settings.get(RECEIPTS_KEY):
         return
     with suppress(EvidenceError):
-        ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, ""))).require_room()
+        ReceiptKeeper(context, _run_of(content)).require_room()
 
 
 def take(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -329,7 +341,7 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
     settings = cast(ConfigRecord, message.content["config"])
     if settings.get(RECEIPTS_KEY):
         try:
-            keeper = ReceiptKeeper(context, str(settings.get(RUN_ID_KEY, "")))
+            keeper = ReceiptKeeper(context, _run_of(message.content))
             sent = record_digest(arrays_of(reply.content))
             agreed = agreed_in(settings)
             keeper.note_sent(cast(int, settings[ROUND_KEY]), sent, None, agreed)

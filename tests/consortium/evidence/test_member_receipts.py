@@ -68,11 +68,13 @@ def told(*rounds, seen=0, key=KEY, run=RUN, client_id=NODE, **changes) -> Record
     record = chain.receipts_for(client_id, last_seen)[RECEIPTS_RECORD]
     cells = json.loads(record["rounds"])
     cells[-1] |= changes
-    return sent({**record, "rounds": json.dumps(cells)})
+    return sent({**record, "rounds": json.dumps(cells)}, run)
 
 
-def sent(record) -> RecordDict:
-    return RecordDict({RECEIPTS_RECORD: ConfigRecord(record)})
+def sent(record, run: str = RUN) -> RecordDict:
+    """Return a message of a run that brings receipts."""
+    config = ConfigRecord({RUN_ID_KEY: run})
+    return RecordDict({RECEIPTS_RECORD: ConfigRecord(record), "config": config})
 
 
 def test_a_rounds_leaves_by_hand():
@@ -190,6 +192,27 @@ def test_a_true_history_is_taken_without_a_word_and_kept(tmp_path, log):
     assert log.text == ""
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_receipts_of_another_run_than_the_message_s_are_not_kept(tmp_path, log, keeps):
+    """Else a server fills the folder with runs that it invents: the next real one finds no room."""
+    context = node(tmp_path / "receipts" if keeps else None)
+    for number in range(3):
+        invented = told(FIRST, run=f"{number:032x}")
+        invented["config"] = told(FIRST)["config"]
+        take_receipts(invented, context, is_round=True)
+        assert f"receipts of run 00000000 in a message of run {RUN[:8]}: not kept" in log.text
+        log.clear()
+        take_receipts(sent(invented[RECEIPTS_RECORD], run="\x1b"), context, is_round=True)
+        assert "in a message of run ?: not kept" in log.text
+        del invented["config"]
+        take_receipts(invented, context, is_round=True)
+        assert "in a message of run : not kept" in log.text
+    assert list(tmp_path.glob("receipts/*")) == []
+    assert not context.state
+    take_receipts(told(FIRST), context, is_round=True)
+    assert ReceiptKeeper(context, RUN).last_root == chain_of(FIRST).root
+
+
 CHANGED = [FIRST[0].replace("0.5", "0.1"), FIRST[1]]
 
 
@@ -291,7 +314,7 @@ def test_a_round_is_done_again_in_another_attempt_alone(log, number, attempt, re
     seen = chain.root
     leaf = f"{number},1000,,0.0,,,away"
     chain.add(ToldRound.by(KEY, **chain.next([leaf], **about(number, attempt))))
-    take_receipts(RecordDict(chain.receipts_for(NODE, seen)), context, is_round=True)
+    take_receipts(sent(chain.receipts_for(NODE, seen)[RECEIPTS_RECORD]), context, is_round=True)
     assert (f"history was rewritten: {reason}" in log.text) if reason else log.text == ""
 
 

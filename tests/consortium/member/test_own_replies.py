@@ -70,7 +70,8 @@ def test_a_server_cannot_take_back_what_it_told(own):
     leaves = [f"1,{NODE},,0.0,,,away"]
     about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
     chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
-    own.take(RecordDict(chain.receipts_for(NODE, b"")), is_round=True)
+    told = RecordDict({**chain.receipts_for(NODE, b""), "config": SETTINGS})
+    own.take(told, is_round=True)
     silent = ConfigRecord({**SETTINGS, RECEIPTS_KEY: False})
     assert own.sign(RecordDict({**RECEIVED, "config": silent}), leaving) is not None
     assert leaving["signature"]["head"] == chain.root.hex()

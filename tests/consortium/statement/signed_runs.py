@@ -24,6 +24,7 @@ from fedif_consortium.evidence.part import read_chain, run_id
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.federation.records import public_line
 from fedif_consortium.member.own_replies import OwnReplies, app_config
+from fedif_consortium.member.runs import is_round
 from fedif_consortium.parts import run_parts
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
@@ -66,7 +67,7 @@ def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
             return client(message, context)
         config = dict(context.node_config)
         own = guards.setdefault(context.node_id, OwnReplies(context.node_id, config, key))
-        own.take(message.content, is_round=True)
+        own.take(message.content, is_round=is_round(message.metadata.message_type))
         reply = client(message, replace(context, node_config=app_config(config, "")))
         if (note_sent := own.sign(message.content, reply.content)) is not None:
             note_sent()
