@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -58,6 +59,11 @@ class KeptGradient(NamedTuple):
     config: str
     task: str
     facts: str
+
+    @property
+    def file(self) -> str:
+        """What its file is called, in errors about what the server said."""
+        return _file_name(self.server_round)
 
 
 class KeptGradients(ClientPart):
@@ -114,8 +120,10 @@ def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
 
 def _write(folder: Path, server_round: int, content: bytes) -> None:
     """Write a round's file, and remove one where there are too many."""
+    target = folder / _file_name(server_round)
+    if not _is_of_round(target):  # Nobody would count it among those that lie there.
+        raise ValueError(f"round {server_round}")
     make_folder(folder)
-    target = folder / f"round-{server_round:06d}.npz"
     size = len(content)
     for path in _files(folder):
         if path != target:
@@ -132,9 +140,17 @@ def _write(folder: Path, server_round: int, content: bytes) -> None:
         paths.pop(closest).unlink(missing_ok=True)
 
 
+def _file_name(server_round: int) -> str:
+    return f"round-{server_round:06d}.npz"
+
+
 def _files(folder: Path) -> list[Path]:
-    """Return the files of rounds, in their order."""
-    return sorted(folder.glob("round-*.npz"), key=_round)
+    """Return the files of rounds, in their order; others that lie there are somebody else's."""
+    return sorted(filter(_is_of_round, folder.glob("round-*.npz")), key=_round)
+
+
+def _is_of_round(path: Path) -> bool:
+    return re.fullmatch(r"round-[0-9]{6,}", path.stem) is not None
 
 
 def _round(path: Path) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.batches import num_rows, take_rows
 from fedif_flower.valuation.objective import Objective, PairObjective
 
@@ -54,6 +54,8 @@ def example_influence(
 
     Raises
     ------
+    ConfigError
+        If there are no examples.
     ValuationError
         If a batch cannot be taken apart.
 
@@ -83,6 +85,8 @@ def example_influence(
         except NotImplementedError:  # A layer without forward differentiation.
             losses, products = _backward_by_example(losses_at, weights, direction)
         results.append(torch.stack([losses, products]).detach().double().cpu())  # [2, n]
+    if not results:
+        raise ConfigError("there are no examples of this member's: nothing to judge")
     return ExampleInfluence(*torch.cat(results, dim=1))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from fedif_consortium.member.example_influence import (
 from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import parse_json, refused_as
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import load_arrays
@@ -107,7 +106,7 @@ def inspect_examples(
     losses = []  # [n] for each round.
     for kept_round in rounds:
         _load_model(model, kept_round)
-        gradient = torch.from_numpy(kept_round.gradient).to(compute_device)
+        gradient = _gradient_of(model, kept_round).to(compute_device)
         with own_randomness(0, compute_device):  # A model may draw at random in eval mode too.
             of_examples = example_influence(model, objective, read(), gradient)
         norm = gradient.double().norm().clamp_min(1e-300).cpu()
@@ -160,6 +159,16 @@ def _load_model(model: nn.Module, kept_round: KeptGradient) -> None:
         load_arrays(model, arrays)
 
 
+def _gradient_of(model: nn.Module, kept_round: KeptGradient) -> Tensor:
+    """Return a round's gradient ``[d]``, or raise ConfigError: it is another model's."""
+    expected = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+    with refused_as(ConfigError, f"{kept_round.file} holds no gradient of this model"):
+        gradient = torch.from_numpy(kept_round.gradient)
+        if gradient.shape != (expected,):
+            raise ValueError(f"its shape is {list(gradient.shape)} in place of [{expected}]")
+    return gradient
+
+
 def _read_labels(batches: Iterable[Any]) -> Tensor | None:
     """Return the examples' class labels ``[n]``; ``None``: they have none."""
     labels = []
@@ -187,7 +196,11 @@ def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[T
     ConfigError, DataError
         If there is no such task, or the data cannot be read.
     """
-    config = ClientConfig.from_json(kept.config)
+    with refused_as(ConfigError, f"what {kept.file} says of the run cannot be read"):
+        config = ClientConfig.from_json(kept.config)
+        facts = parse_json(kept.facts)
+        if not isinstance(facts, dict):
+            raise ValueError("the facts are no object")
     if task_name:
         config = config.replace(task=task_name)
     elif config.task.startswith(OWN):
@@ -197,7 +210,8 @@ def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[T
         )
     else:
         require_trusted(config, node)
-    task = build_task(config.part(TaskConfig), json.loads(kept.facts))
+    with refused_as(ConfigError, f"the task that {kept.file} names cannot be made"):
+        task = build_task(config.part(TaskConfig), facts)
     return task, task.load("client_data", client_site(config, node))
 
 

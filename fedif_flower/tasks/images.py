@@ -139,7 +139,7 @@ def _task(
         test_data=lambda site: held_out(site, 1),
         num_classes=len(classes),
         input_range=(0.0, 1.0),
-        transform=Normalization(tuple(facts["mean"]), tuple(facts["std"])),
+        transform=Normalization(tuple(map(float, facts["mean"])), tuple(map(float, facts["std"]))),
         facts=facts,
         num_train=num_train,
         fingerprint=fingerprint,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import socket
 from dataclasses import replace
 from itertools import pairwise
@@ -64,6 +65,49 @@ def test_influence_and_loss_are_means_over_the_rounds(load):
         inspect_examples(classes(), data, rounds, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("gradient", "words"),
+    [
+        (np.ones(2, np.float32), r"its shape is \[2\] in place of \[3\]"),
+        (np.ones((3, 1), np.float32), r"its shape is \[3, 1\] in place of \[3\]"),
+        (np.ones(3, ">f4"), "byte order"),
+    ],
+)
+def test_a_gradient_that_is_not_the_model_s_is_refused_by_its_file(gradient, words):
+    one = kept([1.0, 0.0], [])._replace(server_round=7, gradient=gradient)
+    data = (torch.ones(2, 2), torch.ones(2, 1))
+    refusal = rf"round-000007\.npz holds no gradient of this model: .*{words}"
+    with pytest.raises(ConfigError, match=refusal):
+        inspect_examples(regression(), data, [one], device="cpu")
+
+
+def test_a_member_without_examples_has_none_to_inspect():
+    data = (torch.ones(0, 2), torch.ones(0, 1))
+    with pytest.raises(ConfigError, match="there are no examples of this member's"):
+        inspect_examples(regression(), data, [kept([1.0, 0.0], [1.0] * 3)], device="cpu")
+
+
+FACTS = {"image-shape": [1, 8, 8], "classes": ["a", "b"], "mean": [0.5], "std": [0.2]}
+
+
+@pytest.mark.parametrize(
+    ("config", "facts", "words"),
+    [
+        ("[]", FACTS, "what {} says of the run cannot be read: TypeError"),
+        ("{", FACTS, "what {} says of the run cannot be read: JSONDecodeError"),
+        ("{}", [], "what {} says of the run cannot be read: .*the facts are no object"),
+        ("{}", "half", "the facts are no object"),
+        ("{}", {"classes": 3}, "the task that {} names cannot be made: KeyError"),
+        ("{}", {**FACTS, "classes": 3}, "the task that {} names cannot be made: TypeError"),
+        ("{}", {**FACTS, "mean": ["x"]}, "the task that {} names cannot be made: ValueError"),
+    ],
+)
+def test_what_a_server_says_of_its_run_is_refused_by_its_file(config, facts, words):
+    one = kept([1.0, 0.0], [])._replace(server_round=7, config=config, facts=json.dumps(facts))
+    with pytest.raises(ConfigError, match=words.format(r"round-000007\.npz")):
+        member_data(one, NodeConfig(partition_id=0, num_partitions=100), "")
+
+
 def content(server_round: int, gradient: torch.Tensor | None = None) -> RecordDict:
     settings = {"client-config": "{}", "task": "t", "task-facts": "{}"}
     config = ConfigRecord({**settings, "server-round": server_round})
@@ -99,6 +143,24 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
     keep_gradient(content(1, gradient), tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
     assert "was not kept" in caplog.text
+
+
+def test_files_that_are_of_no_round_are_passed_over(tmp_path):
+    keep_gradient(content(2, torch.ones(3)), tmp_path)
+    names = ("round-000001 (copy).npz", "round-x.npz", "round-.npz", "round--00001.npz", "notes")
+    for name in names:
+        (tmp_path / name).touch()
+    for server_round in range(3, 40):
+        keep_gradient(content(server_round, torch.ones(3)), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} > {*names}
+    assert len(kept_rounds(tmp_path)) == keeping.MOST_ROUNDS
+
+
+def test_a_round_of_no_number_is_not_kept(tmp_path, caplog):
+    """Its file would be counted among none, and a server could fill the disk with such ones."""
+    keep_gradient(content(-1, torch.ones(3)), tmp_path / "kept")
+    assert "a published gradient was not kept: ValueError('round -1')" in caplog.text
+    assert not (tmp_path / "kept").exists()
 
 
 def run_with_gradients(folder: Path, about: Task | None = None, **settings) -> Path:
