@@ -162,7 +162,7 @@ class MessageGuard:
                 self._check_terms(content, config)
                 # An attempt begins once somebody is to train in it.
                 for attempt, server_round in attempts:
-                    self.attempts.note(attempt, server_round)
+                    self.attempts.note(attempt, _round_number(server_round))
             self._note("in", message, metadata.message_id, contents)
             self.replies.take(content, is_round=begins_round)
         except Exception as error:  # whatever a server sends, the SuperNode goes on
@@ -354,6 +354,19 @@ def _reason_for_server(direction: str, error: Exception) -> str:
     if direction == "in":
         return "the message cannot be read"
     return "the reply of the app cannot be read"
+
+
+def _round_number(told: object) -> int:
+    """Return the round that a message is of, or raise RefusedByMemberError: it says none.
+
+    A round that cannot be compared could be asked again until the server likes it.
+    """
+    if not isinstance(told, int) or isinstance(told, bool):
+        raise RefusedByMemberError(
+            f"{ROUND_KEY} = {printable(repr(told), 40)}; allowed: an integer in a message that "
+            "asks for an update in an attempt at a run"
+        )
+    return told
 
 
 def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:

@@ -121,16 +121,15 @@ class SeenAttempts:
                 "was told of others before it"
             )
 
-    def note(self, attempts: Attempts, server_round: object = None) -> None:
+    def note(self, attempts: Attempts, server_round: int | None = None) -> None:
         """Remember an attempt, and a round of it, before a message of it is answered.
 
         Parameters
         ----------
         attempts : Attempts
             As :meth:`check` returned it.
-        server_round : object
-            The round in which the member is to train, as the message says; if it is no int, the
-            message is of none.
+        server_round : int, optional
+            The round in which the member is to train; ``None``: the message is of none.
 
         Raises
         ------
@@ -144,14 +143,14 @@ class SeenAttempts:
         last_round = 0
         if seen is not None and seen.end == end:
             last_round = seen.server_round
-        if isinstance(server_round, int):
+        if server_round is not None:
             # Else the server could do a round again until it likes it, and no attempt would show.
             if server_round <= last_round:
                 raise RefusedByMemberError(
                     f"round {server_round} of {_title(attempts)} does not follow: this member was "
                     f"to train in round {last_round}"
                 )
-            last_round = int(server_round)
+            last_round = server_round
         now = _Seen(
             number=attempts.number,
             end=end,

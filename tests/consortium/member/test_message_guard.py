@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -279,7 +281,7 @@ def test_what_a_policy_promises_is_asked_of_the_message_that_is_answered(
     config = {"rounds": 10, "model.size": 2, key: accepted}
     attempts = [{"run": FIRST, "config": config_hash(config)}]
     told = Attempts(name=agreed_name(config), attempts=attempts).model_dump_json()
-    about = {RUN_ID_KEY: FIRST, ATTEMPTS_KEY: told}
+    about = {RUN_ID_KEY: FIRST, ATTEMPTS_KEY: told, ROUND_KEY: 1}
     assert member.ask(content=RecordDict({**MODEL, "config": ConfigRecord(about)})) is None
     assert refused in member.error
     # Nor is a message answered that says nothing at all.
@@ -294,9 +296,10 @@ FIRST, SECOND, THIRD = "0f" * 16, "1f" * 16, "2f" * 16
 def test_a_run_that_is_begun_again_is_refused_unless_it_says_so(tmp_path):
     """The operator looks at what members are credited with, and lets the run begin anew."""
     member = Member(tmp_path)
+    rounds = itertools.count(1)
 
-    def asked(*runs, kind="train", **said):
-        told = RecordDict({**MODEL, "config": instructions(*runs, **said)})
+    def asked(*runs, kind="train"):
+        told = RecordDict({**MODEL, "config": instructions(*runs, **{ROUND_KEY: next(rounds)})})
         return member.ask(kind, content=told) is not None
 
     assert asked(FIRST, kind="query")  # Before round 1 nobody trains: it is no attempt yet.
@@ -334,6 +337,25 @@ def test_a_round_that_is_asked_again_in_its_attempt_is_refused(tmp_path):
     assert asked(FIRST, FIRST, number=1)  # The run goes on, as another attempt.
 
 
+@pytest.mark.parametrize("number", [1.0, 2.0, 0.5, "1", "2", True, False, [2], None])
+def test_a_round_that_has_no_number_is_refused(tmp_path, number):
+    """It could be asked again as often as the server likes, and the app would train each time."""
+    member = Member(tmp_path)
+
+    def asked(kind="train", **said):
+        told = RecordDict({**MODEL, "config": instructions(FIRST, **said)})
+        return member.ask(kind, content=told) is not None
+
+    assert asked(**{ROUND_KEY: 1})
+    said = {} if number is None else {ROUND_KEY: number}
+    for kind in ("train", "train.more"):
+        assert not asked(kind, **said)
+        assert re.search(r"server-round = .+; allowed: an integer", member.error)
+    assert asked("query", **said)
+    assert asked("evaluate", **said)
+    assert asked(**{ROUND_KEY: 2})
+
+
 @pytest.mark.parametrize("kind", ["train", "query"])
 def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind):
     """It goes by what a message says, and not by the run config that was looked at."""
@@ -341,7 +363,7 @@ def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind)
     member = Member(tmp_path, f"{rules}\n'fedprox.proximal-mu' = {{most = 1}}")
     for changes, mu in (({}, 0.5), ({}, 2.0), ({"local_epochs": 50}, 0), ({"attack": "ipm"}, 0)):
         told = ClientConfig(**{"local_epochs": 5, **changes})
-        said = {CONFIG_KEY: told.to_json(), PROXIMAL_KEY: mu}
+        said = {CONFIG_KEY: told.to_json(), PROXIMAL_KEY: mu, ROUND_KEY: 1}
         settings = instructions(FIRST, **said)
         taken = member.ask(kind, content=RecordDict({**MODEL, "config": settings}))
         assert (taken is not None) == (mu == 0.5)
@@ -354,7 +376,8 @@ def test_a_policy_lets_a_warning_of_held_out_classes_through(tmp_path, kind):
     """It is no setting, and changes nothing of what the app does."""
     member = Member(tmp_path)
     warning = HeldOutClasses.of(missing=[2], rare=[0]).told()
-    settings = instructions(FIRST, **{CONFIG_KEY: ClientConfig().to_json()}, **warning)
+    said = {CONFIG_KEY: ClientConfig().to_json(), ROUND_KEY: 1, **warning}
+    settings = instructions(FIRST, **said)
     assert member.ask(kind, content=RecordDict({**MODEL, "config": settings})) is not None
 
 
