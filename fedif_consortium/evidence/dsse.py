@@ -81,7 +81,7 @@ class Envelope(BaseModel):
         Raises
         ------
         EvidenceError
-            If this key has signed it already.
+            If this key has signed it already, or 1,000 have.
         """
         return self.with_signature(key_id(key.public_key()), sign(key, self.signed_bytes()))
 
@@ -91,11 +91,13 @@ class Envelope(BaseModel):
         Raises
         ------
         EvidenceError
-            If there is one of this key.
+            If there is one of this key, or 1,000.
         """
         key_ids = [signature.keyid for signature in self.signatures]
         if keyid and keyid in key_ids:
             raise EvidenceError(f"there is a signature with key {keyid:.16}... already")
+        if len(self.signatures) >= MOST_SIGNATURES:  # Nobody could read the envelope then.
+            raise EvidenceError(f"there are {MOST_SIGNATURES:,} signatures already: no more may be")
         signatures = (*self.signatures, Signature(keyid=keyid, sig=sig))
         return self.model_copy(update={"signatures": signatures})
 

@@ -69,8 +69,8 @@ def merge_signatures(
     Raises
     ------
     StatementError
-        Naming the file that is of another statement, or has a signature that is false or of
-        nobody in ``members``; nothing is added then.
+        Naming the file that is of another statement, or has a signature that is false, of nobody
+        in ``members``, or more than a statement may have; nothing is added then.
     """
     target = envelope_of(path)
     signed = read_signed(target.parent, members)
@@ -82,14 +82,13 @@ def merge_signatures(
             is_new[signer.name] = False
     for file in files:
         try:
-            signatures = _read_signatures(file, envelope, keys)
+            for name, signature in _read_signatures(file, envelope, keys):
+                holder = holder_of(name)
+                if name != OPERATOR and holder not in is_new:
+                    envelope = envelope.with_signature(key_id(keys[name]), signature)
+                    is_new[holder] = True
         except (EvidenceError, OSError) as error:
             raise StatementError(f"{file}: {error}") from error
-        for name, signature in signatures:
-            holder = holder_of(name)
-            if name != OPERATOR and holder not in is_new:
-                envelope = envelope.with_signature(key_id(keys[name]), signature)
-                is_new[holder] = True
     write_atomically(target, envelope.to_bytes())
     return is_new
 

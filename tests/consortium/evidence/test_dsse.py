@@ -7,6 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedif_consortium.evidence import dsse as module
 from fedif_consortium.evidence.dsse import MOST_SIGNATURES, Envelope, read_envelope
 from fedif_consortium.evidence.keys import key_id
 from fedif_flower.errors import EvidenceError
@@ -66,3 +67,16 @@ def test_two_signatures_of_one_key_are_refused():
         once.signed_by(KEY)
     with pytest.raises(EvidenceError, match=r"signature with key a\.\.\. already"):
         read_envelope(json.dumps(ONE | {"signatures": ONE["signatures"] * 2}).encode(), "file")
+
+
+def test_no_more_signatures_are_added_than_may_be_read(monkeypatch):
+    monkeypatch.setattr(module, "MOST_SIGNATURES", 2)
+    full = EMPTY.with_signature("", b"1").with_signature("", b"2")
+    for add in (lambda: full.with_signature("", b"3"), lambda: full.signed_by(KEY)):
+        with pytest.raises(EvidenceError, match="there are 2 signatures already: no more may be"):
+            add()
+    whole = EMPTY.model_copy(update={"signatures": full.signatures[:1] * MOST_SIGNATURES})
+    monkeypatch.undo()
+    assert read_envelope(whole.to_bytes(), "file") == whole
+    with pytest.raises(EvidenceError, match="there are 1,000 signatures already"):
+        whole.signed_by(KEY)

@@ -7,13 +7,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedif_consortium.evidence import dsse
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import key_id, sign
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.countersign import merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import EvidenceError, StatementError
 
 ADA, BOB = ec.generate_private_key(ec.SECP384R1()), Ed25519PrivateKey.generate()
 MEMBERS = {"ada": ADA.public_key(), "bob": BOB.public_key()}
@@ -93,3 +94,19 @@ def test_what_is_no_manifest_or_of_a_stranger_is_not_taken(copy, tmp_path):
         sent.write_bytes(content)
         with pytest.raises(StatementError, match=r"sent\.json.*(no signed|more than|no memb)"):
             merge_signatures(copy, [sent], MEMBERS)
+
+
+def test_more_signatures_than_a_statement_may_have_are_not_merged(copy, tmp_path, monkeypatch):
+    """Nobody could read the manifest afterwards, the operator included."""
+    before, sent = envelope(copy), []
+    for name, key in (("ada", ADA), ("bob", BOB)):
+        sent.append(tmp_path / f"{name}.json")
+        sent[-1].write_bytes(before.signed_by(key).to_bytes())
+    monkeypatch.setattr(dsse, "MOST_SIGNATURES", 2)
+    with pytest.raises(StatementError, match=r"bob\.json: there are 2 signatures already"):
+        merge_signatures(copy, sent, MEMBERS)
+    assert envelope(copy) == before
+    assert merge_signatures(copy, sent[:1], MEMBERS) == {"ada": True}
+    with pytest.raises(EvidenceError, match="there are 2 signatures already"):
+        sign_statement(copy, BOB)
+    assert names(copy) == [OPERATOR, "ada"]
