@@ -1,7 +1,13 @@
 """Keys of members and of the operator, and what they sign.
 
-A member signs with a key of elliptic curves, as SuperNodes have them (``ssh-keygen -t ecdsa``), or
-with Ed25519; both as OpenSSH or PEM writes them. The operator signs with Ed25519.
+A member signs with a key of the curves P-256, P-384 or P-521, as SuperNodes have them
+(``ssh-keygen -t ecdsa``), or with Ed25519; both as OpenSSH or PEM writes them. The operator signs
+with Ed25519.
+
+References
+----------
+RFC 7748, section 4.1 (the field of Ed25519); RFC 8032, section 5.1.3 (points as bytes).
+Chalkias et al., *Taming the many EdDSAs*, 2020, table 1 (the points of small order).
 """
 
 from __future__ import annotations
@@ -10,6 +16,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -35,7 +42,15 @@ VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 STATEMENT_KEY = "statement-key.pem"
 _SUFFIX = ".pub"
-_KINDS = "an Ed25519 key or one of an elliptic curve, unencrypted, as OpenSSH or PEM"
+_KINDS = (
+    "an Ed25519 key, not of small order, or one of P-256, P-384 or P-521, unencrypted, as OpenSSH "
+    "or PEM"
+)
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
+_FIELD = 2**255 - 19
+_ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+# The y of all points of Ed25519 whose order is 1, 2, 4 or 8, whatever the sign of their x.
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
 
 
 def read_private_key(data: bytes, name: str) -> SigningKey:
@@ -51,7 +66,7 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
         key = load(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, SigningKey):
+    if not isinstance(key, SigningKey) or not is_allowed(key.public_key()):
         raise ConfigError(f"{name} is no private key; allowed: {_KINDS}")
     return key
 
@@ -147,9 +162,21 @@ def read_public_key(data: bytes, name: str) -> VerifyingKey:
         key = load(data)
     except (ValueError, UnsupportedAlgorithm):
         key = None
-    if not isinstance(key, VerifyingKey):
+    if not is_allowed(key):
         raise ConfigError(f"{name} is no public key; allowed: {_KINDS}")
     return key
+
+
+def is_allowed(key: object) -> TypeGuard[VerifyingKey]:
+    """Return whether a public key may say who signed something: it is of a kind listed above.
+
+    An Ed25519 key of small order is nobody's: one signature by it fits every content, or every
+    eighth.
+    """
+    if isinstance(key, Ed25519PublicKey):
+        y_and_sign = int.from_bytes(key.public_bytes_raw(), "little")
+        return y_and_sign % 2**255 % _FIELD not in _SMALL_ORDER
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES)
 
 
 def public_of(key: SigningKey) -> VerifyingKey:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedif_consortium.evidence.attempts import AgreedRun, Hex
-from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, is_signed, public_der, sign
+from fedif_consortium.evidence.keys import SigningKey, is_allowed, is_signed, public_der, sign
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.arrays import arrays_of, view_array
@@ -76,7 +76,7 @@ class Signed(AgreedRun):
         """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
         with refused_as(EvidenceError, "it is signed with no public key"):
             key = load_der_public_key(self.key)
-        if not isinstance(key, VerifyingKey):
+        if not is_allowed(key):
             raise EvidenceError("it is signed with a key of another kind")
         if not is_signed(key, self.signature, self.to_bytes()):
             raise EvidenceError("the signature does not fit")

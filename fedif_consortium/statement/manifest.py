@@ -24,7 +24,7 @@ from pydantic.alias_generators import to_camel
 
 from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
-from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, key_id
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, is_allowed, key_id
 from fedif_consortium.evidence.names import holder_of
 from fedif_consortium.evidence.signed import first_error
 from fedif_flower.errors import EvidenceError, StatementError
@@ -145,7 +145,7 @@ class Manifest(_Part):
             If it is none.
         """
         key = load_der_public_key(base64.b64decode(self.public_key, validate=True))
-        if not isinstance(key, VerifyingKey):
+        if not is_allowed(key):
             raise ValueError("a public key of another kind")
         return key
 

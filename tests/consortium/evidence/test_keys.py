@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedif_consortium.evidence.keys import (
+    is_allowed,
+    is_signed,
     key_digest,
     load_key,
     load_or_make_key,
@@ -24,7 +26,8 @@ from fedif_consortium.evidence.keys import (
     read_private_key,
     read_public_key,
 )
-from fedif_flower.errors import ConfigError
+from fedif_consortium.evidence.signed import TERMS, Signed
+from fedif_flower.errors import ConfigError, EvidenceError
 
 KEYS = {
     "hospital-a": public_of(Ed25519PrivateKey.generate()),
@@ -59,6 +62,64 @@ def test_private_keys_of_two_kinds_are_read_and_others_are_refused_by_name(form)
         read_private_key(key.private_bytes(Encoding.PEM, form, NoEncryption()), "node.pem")
     with pytest.raises(ConfigError, match=r"node\.pub is no public key; allowed: an Ed25519"):
         read_public_key(key.public_key().public_bytes(*PEM), "node.pub")
+
+
+class _Said(Signed):
+    kind = "test"
+    signs = TERMS
+
+
+# The points of Ed25519 of order 1, 2, 4 and 8, as RFC 8032 writes them; then in other ways: with a
+# sign of x = 0, with y + p. From table 1 of "Taming the many EdDSAs" and libsodium's blocklist.
+ORDER_8 = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc"
+MINUS_ORDER_8 = "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03"
+SMALL_ORDER = [
+    "01" + "00" * 31,
+    "ec" + "ff" * 30 + "7f",
+    "00" * 32,
+    "00" * 31 + "80",
+    ORDER_8 + "05",
+    ORDER_8 + "85",
+    MINUS_ORDER_8 + "7a",
+    MINUS_ORDER_8 + "fa",
+]
+OTHERWISE = [
+    "01" + "00" * 30 + "80",
+    "ec" + "ff" * 31,
+    "ed" + "ff" * 30 + "7f",
+    "ed" + "ff" * 31,
+    "ee" + "ff" * 30 + "7f",
+    "ee" + "ff" * 31,
+]
+FITS_EVERYTHING = bytes.fromhex(SMALL_ORDER[0]) + bytes(32)
+
+
+@pytest.mark.parametrize("encoding", SMALL_ORDER + OTHERWISE)
+def test_a_key_that_is_nobody_s_is_refused(encoding):
+    """One signature fits every content, or every eighth: its holder could deny everything."""
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(encoding))
+    if encoding in SMALL_ORDER:
+        contents = map(str.encode, map(str, range(200)))
+        assert any(is_signed(key, FITS_EVERYTHING, content) for content in contents)
+    assert not is_allowed(key)
+    for form in (PEM, SSH):
+        with pytest.raises(ConfigError, match=r"a\.pub is no public key; .* not of small order"):
+            read_public_key(key.public_bytes(*form), "a.pub")
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    with pytest.raises(EvidenceError, match="signed with a key of another kind"):
+        _Said(run="ab" * 16, key=der, signature=FITS_EVERYTHING).check()
+
+
+@pytest.mark.parametrize("curve", [ec.SECP192R1, ec.SECP224R1, ec.SECP256K1, ec.BrainpoolP384R1])
+def test_a_key_of_a_curve_that_the_format_does_not_list_is_refused(curve):
+    own = ec.generate_private_key(curve())
+    with pytest.raises(ConfigError, match=r"or one of P-256, P-384 or P-521"):
+        read_public_key(own.public_key().public_bytes(*PEM), "a.pub")
+    private = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with pytest.raises(ConfigError, match=r"a is no private key; .* P-521"):
+        read_private_key(private, "a")
+    with pytest.raises(EvidenceError, match="signed with a key of another kind"):
+        _Said.by(own, run="ab" * 16).check()
 
 
 def test_an_operator_s_key_is_made_once_for_its_owner_alone(tmp_path):

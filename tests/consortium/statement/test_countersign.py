@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from fedif_consortium.evidence import dsse
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
-from fedif_consortium.evidence.keys import key_id, sign
+from fedif_consortium.evidence.keys import key_id, public_der, sign
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.countersign import merge_signatures, sign_statement
 from fedif_consortium.statement.manifest import ENVELOPE, OPERATOR
@@ -94,6 +96,19 @@ def test_what_is_no_manifest_or_of_a_stranger_is_not_taken(copy, tmp_path):
         sent.write_bytes(content)
         with pytest.raises(StatementError, match=r"sent\.json.*(no signed|more than|no memb)"):
             merge_signatures(copy, [sent], MEMBERS)
+
+
+def test_an_operator_s_key_that_is_nobody_s_makes_no_statement(copy):
+    """The identity point: the one signature fits whatever the manifest says."""
+    before = envelope(copy)
+    point = bytes([1]) + bytes(31)
+    key = Ed25519PublicKey.from_public_bytes(point)
+    own = json.loads(before.payload)["predicate"]["publicKey"].encode()
+    payload = before.payload.replace(own, base64.b64encode(public_der(key)))
+    forged = before.model_copy(update={"payload": payload, "signatures": ()})
+    manifest(copy).write_bytes(forged.with_signature(key_id(key), point + bytes(32)).to_bytes())
+    with pytest.raises(StatementError, match="a public key of another kind"):
+        verify(copy)
 
 
 def test_more_signatures_than_a_statement_may_have_are_not_merged(copy, tmp_path, monkeypatch):
