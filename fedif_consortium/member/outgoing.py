@@ -28,12 +28,14 @@ Values = NDArray[np.generic]
 _MODEL = "arrays"  # The record that is the model, in messages and replies.
 _COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
-_Row = Annotated[str, StringConstraints(pattern=r"^\S+ (float(32|64)|u?int(8|16|32|64))$")]
+_Metric = Annotated[str, StringConstraints(pattern=r"^.+\..+$")]
+_Row = Annotated[str, StringConstraints(pattern=r"^\S+\.\S+ (float(32|64)|u?int(8|16|32|64))$")]
 _BESIDE = "with-updates"
 _Value = Annotated[
     str,
     StringConstraints(
-        pattern=rf"^\S+ (number(\[([1-9]|1[0-5])\])?|bytes\[\d+\])( {_BESIDE})?$|^\S+ text\[\d+\]$"
+        pattern=rf"^\S+\.\S+ "
+        rf"((number(\[([1-9]|1[0-5])\])?|bytes\[\d+\])( {_BESIDE})?|text\[\d+\])$"
     ),
 ]
 
@@ -44,14 +46,14 @@ class LeavesSettings(Settings):
     arrays: list[_Row] = setting(
         [],
         "Rows of numbers beside the model's arrays, each `RECORD.NAME DTYPE`.",
-        allowed='a list such as ["arrays.masked-update uint64"]',
+        allowed='a list such as ["arrays.masked-update uint64"], each "RECORD.NAME DTYPE"',
     )
     buffers: bool = setting(
         False,
         "Whether training may change integer arrays and batch norm's statistics; else they come "
         "back as they were sent.",
     )
-    metrics: list[str] = setting(
+    metrics: list[_Metric] = setting(
         ["metrics.num-examples", "metrics.train-loss", "metrics.train-seconds"],
         "Metrics, each `RECORD.KEY`.",
         allowed='a list of names, each "RECORD.KEY"',
@@ -75,7 +77,7 @@ class LeavesSettings(Settings):
         "as metrics are or to the digits of `number[DIGITS]`, `bytes[MOST]`, or `text[MOST]`, in "
         "bytes. They leave in the answer to a query alone, but for a number or bytes "
         f"`{_BESIDE}`.",
-        allowed='a list such as ["node.attack text[40]"]',
+        allowed='a list such as ["node.attack text[40]"], each "RECORD.KEY FORMAT"',
     )
     clip_length: float = setting(
         0.0, "A longer update, in L2, is shortened to this; 0: none is.", ge=0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from annotated_types import MinLen
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
 from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
@@ -47,6 +47,7 @@ class Range(BaseModel):
         return " and ".join(ends)
 
 
+_AppName = Annotated[str, StringConstraints(pattern=r"^.+/.+$")]
 Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
 
 
@@ -69,10 +70,10 @@ def _is_same(value: object, other: Scalar) -> bool:
 class RunRules(Settings):
     """``[runs]``: which runs a member takes part in, and how often. Days are days in UTC."""
 
-    names: list[str] = setting(
+    names: list[_AppName] = setting(
         [],
         "Apps that it takes part in, as `publisher/name`; empty: any that `[apps]` lets run.",
-        allowed="a list of strings",
+        allowed='a list of names, each "publisher/name"',
     )
     first_day: date | None = setting(
         None, "The first day (UTC) on which it answers; without: no first.", allowed=_DAY

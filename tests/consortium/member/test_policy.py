@@ -35,13 +35,55 @@ def test_a_folder_stands_for_its_file_or_for_the_defaults(tmp_path):
         read_member_policy(tmp_path / "none.toml")
 
 
+def test_a_name_may_have_dots_and_a_metric_spaces(tmp_path):
+    """As other apps have them: the record is what stands before some dot."""
+    text = "metrics = ['my.metrics.loss', 'metrics.train loss']\narrays = ['a.b.c int8']"
+    (tmp_path / "member-policy.toml").write_text(f"[leaves]\n{text}\nconfig = ['a.b.c number']")
+    leaves = read_member_policy(tmp_path).leaves
+    assert leaves.metrics == ["my.metrics.loss", "metrics.train loss"]
+    assert (leaves.arrays, leaves.config) == (["a.b.c int8"], ["a.b.c number"])
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("stat = 'x'", "unknown key 'stat'; did you mean state?"),
         ("[app]", "unknown key 'app'; did you mean apps?"),
         ("[apps]\nleast-signers = 0", "[apps] least-signers = 0; allowed: an integer >= 1"),
-        ("[runs]\nnames = [3]", "[runs] names = 3; allowed: a list of strings"),
+        ("[runs]\nnames = [3]", "[runs] names = 3; allowed: a list of names, each"),
+        # What can match nothing would let no app run, or nothing leave.
+        (
+            "[runs]\nnames = ['a/b', 'fedif-flower']",
+            "[runs] names = 'fedif-flower'; allowed: a list",
+        ),
+        (
+            "[runs]\nnames = ['']",
+            "[runs] names = ''; allowed: a list of names, each \"publisher/name",
+        ),
+        (
+            "[leaves]\nmetrics = ['trainloss']",
+            "[leaves] metrics = 'trainloss'; allowed: a list of n",
+        ),
+        (
+            "[leaves]\nmetrics = ['metrics train-loss']",
+            "[leaves] metrics = 'metrics train-loss'; all",
+        ),
+        (
+            "[leaves]\nmetrics = ['metrics.']",
+            "[leaves] metrics = 'metrics.'; allowed: a list of na",
+        ),
+        (
+            "[leaves]\nconfig = ['attack number']",
+            "[leaves] config = 'attack number'; allowed: a li",
+        ),
+        (
+            "[leaves]\nconfig = ['attack text[4]']",
+            "[leaves] config = 'attack text[4]'; allowed: a ",
+        ),
+        (
+            "[leaves]\narrays = ['mask uint64']",
+            "[leaves] arrays = 'mask uint64'; allowed: a list s",
+        ),
         ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
         ("[runs.config]\nkey = []", "[runs] config = []; allowed: for each key"),
         ("[runs.config]\nkey = {leest = 1}", "[runs] config = {'leest': 1}; allowed"),
