@@ -32,7 +32,7 @@ class Krum(CheckedFields):
         Assumed share of malicious clients, in [0, 1].
     num_selected : int
         Average this many of the best (Krum: 1), >= 1. More than m - f take in some that are
-        assumed to be malicious, which the log says; a run whose rounds never have so many updates
+        assumed to be malicious, which the log says; a run whose rounds close with fewer updates
         is refused.
     distances : {"parameters", "state"}
         Between what: what is trained, or all that is sent, as in implementations that flatten a
@@ -61,9 +61,9 @@ class Krum(CheckedFields):
         """Whether the model of one client is the round's."""
         return self.num_selected == 1
 
-    def require_updates(self, most: int, allowed: str) -> None:
+    def require_updates(self, count: int, allowed: str) -> None:
         """Raise ConfigError where rounds have fewer updates than are to be averaged."""
-        require(self.num_selected <= most, "Krum.num_selected", self.num_selected, allowed)
+        require(self.num_selected <= count, "Krum.num_selected", self.num_selected, allowed)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""

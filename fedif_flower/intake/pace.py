@@ -13,6 +13,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
+from fedif_flower.round import share_of
 from fedif_flower.settings import Setting
 
 
@@ -87,16 +88,40 @@ class Pace(CheckedFields):
         words = "0 where another loop than the strategy's own start sends the messages"
         require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
 
+    def num_drawn(self, num_nodes: int, fraction: float, least: int) -> int:
+        """Return how many members a round draws of so many nodes, where all of them are free.
+
+        Parameters
+        ----------
+        num_nodes : int
+            Nodes online.
+        fraction : float
+            The share that is drawn, if no more are asked.
+        least : int
+            So many are drawn at least, where there are as many.
+        """
+        out_of = round(self.ask_more * num_nodes)
+        return min(share_of(out_of, fraction, max(least, 1)), num_nodes)
+
+    def fewest_replies(self, at_work: int) -> int:
+        """Return with how few usable replies a round closes in time, of so many members at work."""
+        return self._quorum_of(at_work) or at_work
+
+    def most_replies(self, num_drawn: int, num_nodes: int) -> int:
+        """Return how many replies a round takes in at most, with so many drawn of so many nodes."""
+        at_work = num_nodes if self.late_rounds else num_drawn
+        return at_work if self.grace else self.fewest_replies(at_work)
+
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
         """Return when a round closes in which so many members are asked, beside those at work."""
         at_work = num_asked + len(awaited)
-        quorum = min(self._replies_of(at_work), at_work) or None
+        quorum = self._quorum_of(at_work) or None
         return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
 
-    def _replies_of(self, at_work: int) -> int:
-        """Return how many replies the quorum is, of so many members."""
+    def _quorum_of(self, at_work: int) -> int:
+        """Return how many replies the quorum is, of so many members; 0: there is none."""
         if self.quorum >= 1:
-            return int(self.quorum)
+            return min(int(self.quorum), at_work)
         # 0.07 * 100 is 7.000...01: the share is meant, not its rounding error.
         return math.ceil(self.quorum * at_work - 1e-9)
 

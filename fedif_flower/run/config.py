@@ -22,7 +22,6 @@ from fedif_flower.constructors import setting_of
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.text import UNSHOWN
-from fedif_flower.round import share_of
 from fedif_flower.run.completeness import LEAST_PARTICIPATION
 from fedif_flower.sections import section_name, section_names
 from fedif_flower.settings import (
@@ -194,12 +193,12 @@ class RunConfig(ClientConfig, StrategyConfig):
             self, *, sections: Sequence[type[Settings]] = OWN_SECTIONS, **values: Any
         ) -> None:
             super().__init__(sections=sections, **values)
-            require(
-                self.min_valid_replies <= self.clients_per_round,
-                "min-valid-replies",
-                self.min_valid_replies,
-                f"<= the {self.clients_per_round} clients of a round",
-            )
+            fewest = self.fewest_replies
+            words = f"<= the {fewest} clients of a round"
+            if self.pace.pace().quorum:
+                words = f"<= {fewest}, the replies with which a round closes by {self.closes_by}"
+            is_reached = self.min_valid_replies <= fewest
+            require(is_reached, "min-valid-replies", self.min_valid_replies, words)
 
     @classmethod
     def from_run_config(
@@ -364,11 +363,33 @@ class RunConfig(ClientConfig, StrategyConfig):
         return self.fraction_train
 
     @property
-    def clients_per_round(self) -> int:
-        """The paper's m = max(C * K, 1); in buffered rounds the replies of a step."""
-        if self.pace.is_buffered:
-            return self.pace.buffer_size
-        return share_of(self.num_clients, self.fraction_train, 1)
+    def num_drawn(self) -> int:
+        """How many clients a round asks; the paper's m = max(C * K, 1), if no more are asked."""
+        return self.num_drawn_of(self.num_clients)
+
+    def num_drawn_of(self, num_clients: int) -> int:
+        """Return how many a round would ask of so many clients."""
+        return self.pace.pace().num_drawn(num_clients, self.share_at_work, 1)
+
+    @property
+    def fewest_replies(self) -> int:
+        """With how few usable replies a round may close before its time is over."""
+        return self.pace.pace().fewest_replies(self.num_drawn)
+
+    @property
+    def most_replies(self) -> int:
+        """How many replies a round takes in at most."""
+        return self.pace.pace().most_replies(self.num_drawn, self.num_clients)
+
+    @property
+    def closes_by(self) -> str:
+        """The setting that says with how few replies a round may close, with its value."""
+        pace = self.pace
+        if pace.is_buffered:
+            return f"pace.buffer-size = {pace.buffer_size}"
+        if pace.quorum:
+            return f"pace.quorum = {pace.quorum:g}"
+        return f"fraction-train = {self.fraction_train}"
 
     @property
     def run_dir(self) -> Path:

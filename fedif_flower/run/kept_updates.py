@@ -38,7 +38,7 @@ class KeepUpdates(RunPart):
         if not config.section(UpdatesSettings).keep:
             return NOTHING
         rounds_left = config.num_server_rounds - run.done
-        copies_per_round = config.clients_per_round + 2  # The models before and after, too.
+        copies_per_round = config.most_replies + 2  # The models before and after, too.
         return Built(
             callbacks=[KeptUpdates(run.folder)],
             copies=rounds_left * copies_per_round,

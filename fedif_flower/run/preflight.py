@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -95,20 +96,22 @@ def read_config(
         KEY,
         num_nodes,
         whereabouts,
-        config.clients_per_round,
+        config.num_drawn,
         remedy,
     )
     return config
 
 
 def _fewest_nodes(config: RunConfig) -> int:
-    """Return with how many real nodes a run may begin that counts them itself."""
-    replies = config.min_valid_replies
-    if replies == 1:
-        return 2
-    # So many that a round's share of them is enough; 1e-9 against rounding up by rounding.
-    enough = math.ceil(replies / config.share_at_work - 1e-9)
-    return max(2, enough)
+    """Return with how many real nodes a run may begin that counts them itself, 2 or more."""
+    pace = config.pace.pace()
+
+    def are_enough(num_nodes: int) -> bool:
+        """Tell whether rounds of so many nodes close with as many replies as they need."""
+        drawn = config.num_drawn_of(num_nodes)
+        return pace.fewest_replies(drawn) >= config.min_valid_replies
+
+    return 2 + bisect_left(range(2, MOST), True, key=are_enough)
 
 
 def with_free_folder(config: RunConfig) -> RunConfig:

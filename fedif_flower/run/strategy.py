@@ -49,7 +49,7 @@ def build_strategy(
     )
     parts = StrategyParts(
         num_clients=config.num_clients,
-        clients_per_round=config.clients_per_round,
+        clients_per_round=config.fewest_replies,
         malicious_fraction=config.assumed_malicious_fraction,
         seed=config.seed,
         training=config.part(TrainingConfig),

@@ -8,7 +8,6 @@ from typing import Protocol
 from flwr.serverapp import Grid
 
 from fedif_flower.errors import require
-from fedif_flower.round import share_of
 from fedif_flower.server.nodes import most_nodes, require_enough
 from fedif_flower.server.setup import Setup
 
@@ -23,19 +22,19 @@ class Drawing(Protocol):
     min_available_nodes: int
     setup: Setup
 
-    def require_updates(self, most: int, allowed: str) -> int:
+    def require_updates(self, count: int, allowed: str) -> int:
         """Raise ConfigError where so many updates are too few for a setting."""
         ...
 
 
 def number_drawn(strategy: Drawing, num_online: int) -> int:
     """Return how many are drawn of the nodes online, where so many may be."""
-    out_of = round(strategy.setup.pace.ask_more * num_online)
-    return share_of(out_of, strategy.fraction_train, max(strategy.min_train_nodes, 1))
+    pace = strategy.setup.pace
+    return pace.num_drawn(num_online, strategy.fraction_train, strategy.min_train_nodes)
 
 
 def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> None:
-    """Raise ConfigError where a grid can never have the nodes that rounds need.
+    """Raise ConfigError where a grid can never have the nodes, or rounds the replies, they need.
 
     Parameters
     ----------
@@ -51,20 +50,38 @@ def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> No
     require_enough(grid, strategy.setup.min_valid_replies, "min_valid_replies")
     if strategy.fraction_evaluate:
         require_enough(grid, strategy.min_evaluate_nodes, "min_evaluate_nodes")
-    most = most_nodes(grid)
-    # What comes late may make up for a draw that is too small.
-    may_be_more = draws_by_itself or strategy.setup.pace.late_rounds
-    if not (may_be_more or math.isinf(most)):
-        _require_enough_drawn(strategy, int(most))
+    _require_enough_replies(strategy, most_nodes(grid), draws_by_itself=draws_by_itself)
 
 
-def _require_enough_drawn(strategy: Drawing, most: int) -> None:
-    """Raise ConfigError where fewer members are drawn of ``most`` than a round needs replies."""
-    drawn = number_drawn(strategy, most)
+def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: bool) -> None:
+    """Raise ConfigError where rounds close with fewer replies than they need, of ``most`` nodes."""
+    pace = strategy.setup.pace
+    if math.isinf(most):
+        # Nobody knows how many will be at work, but a round closes with a quorum that is a number.
+        at_work, allowed = int(pace.quorum), ""
+    else:
+        at_work, allowed = _most_at_work(strategy, int(most), draws_by_itself=draws_by_itself)
+    if not at_work:
+        return
+    replies = pace.fewest_replies(at_work)
+    if pace.quorum:
+        allowed = f"at most {replies}, with which a round closes by quorum = {pace.quorum:g}"
     needed = strategy.setup.min_valid_replies
-    allowed = (
-        f"at most {drawn}, as many as fraction_train = {strategy.fraction_train:g} and "
+    require(needed <= replies, "min_valid_replies", needed, allowed)
+    strategy.require_updates(replies, allowed)
+
+
+def _most_at_work(strategy: Drawing, most: int, *, draws_by_itself: bool) -> tuple[int, str]:
+    """Return of how many members a round can await replies, and why of no more."""
+    pace = strategy.setup.pace
+    # What comes late may make up for a draw that is too small; a quorum counts it, too.
+    if draws_by_itself or (pace.late_rounds and not pace.quorum):
+        return most, f"at most {most}, as many as there can be nodes"
+    drawn = number_drawn(strategy, most)
+    share = f"fraction_train = {strategy.fraction_train:g}"
+    if pace.ask_more != 1:
+        share += f", ask_more = {pace.ask_more:g}"
+    return drawn, (
+        f"at most {drawn}, as many as {share} and "
         f"min_train_nodes = {strategy.min_train_nodes} draw of {most} nodes"
     )
-    require(needed <= drawn, "min_valid_replies", needed, allowed)
-    strategy.require_updates(drawn, allowed)

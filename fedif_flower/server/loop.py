@@ -359,15 +359,15 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             grid, server_round, least=needed, awaited=awaited, key=key, at_work=earlier
         )
 
-    def require_updates(self, most: int, allowed: str) -> int:
-        """Return how many updates are weighed of at most so many that come in a round.
+    def require_updates(self, count: int, allowed: str) -> int:
+        """Return how many updates are weighed of so many, on which a round may close.
 
         Raises
         ------
         ConfigError
             If they are too few for a setting; ``allowed`` says how many there can be.
         """
-        return self.stages.require_updates(most, allowed)
+        return self.stages.require_updates(count, allowed)
 
     def draw(
         self,

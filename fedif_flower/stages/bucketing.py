@@ -29,8 +29,8 @@ class Bucketing(Stage):
     Parameters
     ----------
     size : int
-        s >= 2: clients in a group. The last group may have fewer. A run whose rounds never have
-        so many updates is refused.
+        s >= 2: clients in a group. The last group may have fewer. A run whose rounds close
+        with fewer updates is refused.
 
     References
     ----------
@@ -45,10 +45,10 @@ class Bucketing(Stage):
         default_factory=SmallRounds, init=False, repr=False, compare=False
     )
 
-    def require_updates(self, most: int, allowed: str) -> int:
-        """Return how many groups rounds have at most; raise ConfigError where none is whole."""
-        require(self.size <= most, "Bucketing.size", self.size, allowed)
-        return math.ceil(most / self.size)
+    def require_updates(self, count: int, allowed: str) -> int:
+        """Return how many groups so many updates make; raise ConfigError where none is whole."""
+        require(self.size <= count, "Bucketing.size", self.size, allowed)
+        return math.ceil(count / self.size)
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return a round of groups, and the matrix ``[groups, m]`` that made them."""

@@ -88,19 +88,19 @@ class Stages:
                 return reason
         return ""
 
-    def require_updates(self, most: int, allowed: str) -> int:
-        """Return how many updates a rule gets at most; raise ConfigError where a stage lacks some.
+    def require_updates(self, count: int, allowed: str) -> int:
+        """Return how many updates a rule gets; raise ConfigError where a stage lacks some.
 
         Parameters
         ----------
-        most : int
-            Updates that come in a round at most.
+        count : int
+            Updates on which a round closes, if its members answer in time.
         allowed : str
             How many that is, for errors.
         """
         for stage in self:
-            most = stage.require_updates(most, allowed)
-        return most
+            count = stage.require_updates(count, allowed)
+        return count
 
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""

@@ -83,15 +83,15 @@ class Stage(CheckedFields):
     def begin(self, validation: Validation | None) -> None:
         """Be told, before the first round, what the strategy judges by, if anything."""
 
-    def require_updates(self, most: int, allowed: str) -> int:  # noqa: ARG002
-        """Return how many updates the rule gets of at most so many that come in a round.
+    def require_updates(self, count: int, allowed: str) -> int:  # noqa: ARG002
+        """Return how many updates the rule gets of so many, on which a round may close.
 
         Raises
         ------
         ConfigError
             If they are too few for a setting; ``allowed`` says how many there can be.
         """
-        return most
+        return count
 
     def why_updates_are_read(self) -> str:
         """Return why lengths and products of updates are not enough; empty if they are."""

@@ -63,11 +63,11 @@ class RobustRule(ScreenedStrategy):
         shapes: Mapping[str, Sequence[int]] = getattr(self.rule, "own_shapes", {})
         return shapes
 
-    def require_updates(self, most: int, allowed: str) -> int:
+    def require_updates(self, count: int, allowed: str) -> int:
         """Return what the base does; raise ConfigError where it is too little for the rule, too."""
-        num_weighed = super().require_updates(most, allowed)
-        if num_weighed < most:
-            allowed = f"at most {num_weighed} groups of {most} updates"
+        num_weighed = super().require_updates(count, allowed)
+        if num_weighed < count:
+            allowed = f"at most {num_weighed} groups of {count} updates"
         if hasattr(self.rule, "require_updates"):
             self.rule.require_updates(num_weighed, allowed)
         return num_weighed

@@ -95,6 +95,47 @@ def test_error_names_key_value_and_what_is_allowed(key, value, allowed):
     assert repr(value) in str(error.value) or key == "banana"
 
 
+EIGHT = {"num-clients": 8, "min-valid-replies": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fraction-train": 0.25}, "<= the 2 clients of a round"),
+        (
+            {"fraction-train": 1.0, "pace.quorum": 3},
+            "<= 3, the replies with which a round closes by pace.quorum = 3",
+        ),
+        # What comes late counts for the quorum as well; within its grace nobody needs to answer.
+        ({"fraction-train": 1.0, "pace.quorum": 3, "pace.late-rounds": 9}, "by pace.quorum = 3"),
+        ({"fraction-train": 1.0, "pace.quorum": 3, "pace.grace": 9.0}, "by pace.quorum = 3"),
+        ({"fraction-train": 1.0, "pace.quorum": 0.25}, "<= 2, .* by pace.quorum = 0.25"),
+        (
+            {"pace.rounds": "buffered", "pace.buffer-size": 3},
+            "<= 3, the replies with which a round closes by pace.buffer-size = 3",
+        ),
+    ],
+)
+def test_more_valid_replies_than_a_round_closes_with_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=f"^min-valid-replies = 4; allowed: .*{words}$"):
+        RunConfig.from_run_config(EIGHT | settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fewest", "most"),
+    [
+        ({"fraction-train": 0.5}, 4, 4),
+        ({"fraction-train": 0.25, "pace.ask-more": 4.0}, 8, 8),
+        ({"fraction-train": 1.0, "pace.quorum": 4}, 4, 4),
+        ({"fraction-train": 1.0, "pace.quorum": 0.5, "pace.grace": 9.0}, 4, 8),
+        ({"pace.rounds": "buffered", "pace.buffer-size": 4}, 4, 4),
+    ],
+)
+def test_how_many_replies_a_round_of_eight_clients_may_have(settings, fewest, most):
+    parsed = RunConfig.from_run_config(EIGHT | settings)
+    assert (parsed.fewest_replies, parsed.most_replies) == (fewest, most)
+
+
 def test_digest_ignores_where_results_go_and_patience_and_nothing_else():
     parsed = config()
     patient = {"max_failed_rounds": 7, "checkpoint_every": 1, "pace.timeout": 60.0}
@@ -190,6 +231,9 @@ def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path
         ({}, 2),
         ({"min-valid-replies": 3}, 30),
         ({"min-valid-replies": 3, "fraction-train": 0.29}, 11),
+        # Three times as many are asked; a quarter of nine or more is three replies.
+        ({"min-valid-replies": 3, "pace.ask-more": 3.0}, 10),
+        ({"min-valid-replies": 3, "fraction-train": 1.0, "pace.quorum": 0.25}, 9),
         # All are at work, whatever the share that a round would draw.
         ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 5}, 3),
     ],

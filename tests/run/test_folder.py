@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ import torch
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run import rows
 from fedif_flower.run.folder import RunFolder, files_of_rounds, hold_directory
+from fedif_flower.run.kept_updates import KeepUpdates
+from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import tensors_hash
 from fedif_flower.run.record_files import JsonFile, Table
 from fedif_flower.run.rows import read_rows, read_table
@@ -169,6 +172,27 @@ def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monk
     with pytest.raises(ConfigError, match=r"2.0 MiB free, .* and what is kept of rounds need \d+"):
         run(run_config(tmp_path, **KEPT, num_server_rounds=1000))
     assert not (tmp_path / "run" / "updates").exists()
+
+
+@pytest.mark.parametrize(
+    ("paced", "most_replies"),
+    [
+        ({}, 5),
+        ({"pace.ask-more": 3.0}, 15),
+        ({"pace.ask-more": 9.0}, 20),
+        ({"pace.quorum": 4}, 4),
+        ({"pace.quorum": 4, "pace.grace": 9.0}, 5),
+        ({"pace.rounds": "buffered", "pace.buffer-size": 10}, 10),
+    ],
+)
+def test_room_is_asked_for_as_many_updates_as_rounds_of_a_quarter_of_twenty_have(
+    tmp_path, paced, most_replies
+):
+    settings = {"num_clients": 20, "fraction_train": 0.25, "num_server_rounds": 100}
+    config = run_config(tmp_path, **KEPT, **settings, **paced)
+    loaded = SimpleNamespace(config=config)
+    kept = KeepUpdates().build(RunContext(loaded, None, RunFolder(tmp_path), "id"))
+    assert kept.copies == 100 * (most_replies + 2)  # The models before and after, too.
 
 
 def test_what_an_earlier_attempt_left_of_later_rounds_is_removed(tmp_path):

@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
-from fedif_flower import FedAvg, PathAttribution
+from fedif_flower import FedAvg, Krum, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.nodes import identify_clients
+from fedif_flower.stages import Bucketing
 from fedif_flower.strategies import Pace, RobustRule, Setup
 from tests.clocked_grid import ClockedGrid
 from tests.server.hostile import step_reply
@@ -211,3 +212,84 @@ def test_where_late_replies_cannot_be_used_the_setting_is_refused(grid, setup, w
     strategy = FedAvg(setup=Setup(pace=PATIENT, **setup))
     with pytest.raises(ConfigError, match=words):
         strategy.start(grid, model_arrays(point()), num_rounds=1)
+
+
+BY_TWO = r"at most 2, with which a round closes by quorum = 2$"
+
+
+@pytest.mark.parametrize(
+    ("pace", "settings", "words"),
+    [
+        (Pace(quorum=2), {"min_valid_replies": 3}, "min_valid_replies = 3; allowed: " + BY_TWO),
+        (
+            Pace(quorum=0.3),
+            {"min_valid_replies": 2},
+            "min_valid_replies = 2; allowed: at most 1, with which a round closes by quorum = 0.3",
+        ),
+        # What comes late counts for the quorum as well; within its grace nobody needs to answer.
+        (PATIENT, {"min_valid_replies": 3}, BY_TWO),
+        (Pace(quorum=2, grace=60.0), {"min_valid_replies": 3}, BY_TWO),
+        (Pace(quorum=2), {"rule": Krum(num_selected=3)}, "Krum.num_selected = 3; .* " + BY_TWO),
+        (
+            Pace(quorum=2),
+            {"rule": Krum(), "stages": [Bucketing(3)]},
+            "Bucketing.size = 3; .* " + BY_TWO,
+        ),
+        # No more are drawn than there are, and no more can be late.
+        (
+            Pace(ask_more=3.0),
+            {"rule": Krum(num_selected=4)},
+            "at most 3, as many as fraction_train = 1, ask_more = 3 and min_train_nodes = 2 draw "
+            "of 3 nodes",
+        ),
+        (
+            Pace(late_rounds=9),
+            {"rule": Krum(num_selected=4)},
+            "Krum.num_selected = 4; allowed: at most 3, as many as there can be nodes",
+        ),
+    ],
+)
+def test_what_needs_more_replies_than_a_round_closes_with_is_refused(pace, settings, words):
+    settings = dict(settings)
+    needed = {"min_valid_replies": settings.pop("min_valid_replies", 1)}
+    setup = Setup(device="cpu", pace=pace, identify=identify_clients, **needed)
+    kind = RobustRule if "rule" in settings else FedAvg
+    strategy = kind(fraction_evaluate=0.0, setup=setup, **settings)
+    with pytest.raises(ConfigError, match=words):
+        strategy.start(ClockedGrid(Movers(STEPS), 3, SECONDS.__getitem__), model_arrays(point()), 1)
+    assert strategy.history.rounds == []
+
+
+def test_a_quorum_of_the_fewest_valid_replies_will_do():
+    setup = Setup(device="cpu", pace=Pace(quorum=2), identify=identify_clients, min_valid_replies=2)
+    strategy = RobustRule(Krum(num_selected=2), fraction_evaluate=0.0, setup=setup)
+    strategy.start(ClockedGrid(Movers(STEPS), 3, SECONDS.__getitem__), model_arrays(point()), 2)
+    assert story(strategy.history.rounds) == "aal aal"
+
+
+def test_a_quorum_below_the_fewest_valid_replies_is_refused_however_many_nodes_may_come():
+    grid = ClockedGrid(Movers(STEPS), 3, SECONDS.__getitem__)
+    grid.most_nodes = math.inf
+    setup = Setup(pace=Pace(quorum=2), identify=identify_clients, min_valid_replies=3)
+    with pytest.raises(ConfigError, match="min_valid_replies = 3; allowed: " + BY_TWO):
+        FedAvg(setup=setup).start(grid, model_arrays(point()), num_rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("pace", "num_drawn", "fewest", "most"),
+    [
+        (Pace(), 2, 2, 2),
+        (Pace(ask_more=2.0), 4, 4, 4),
+        (Pace(ask_more=9.0), 8, 8, 8),
+        (Pace(ask_more=2.0, quorum=3), 4, 3, 3),
+        (Pace(ask_more=2.0, quorum=3, grace=9.0), 4, 3, 4),
+        (Pace(quorum=0.5), 2, 1, 1),
+        # Those of earlier rounds that are still at work may answer as well.
+        (Pace(late_rounds=3), 2, 2, 8),
+        (Pace(late_rounds=3, quorum=0.5), 2, 1, 4),
+    ],
+)
+def test_how_many_of_eight_are_drawn_by_a_quarter_and_answer(pace, num_drawn, fewest, most):
+    assert pace.num_drawn(8, 0.25, 1) == num_drawn
+    assert pace.fewest_replies(num_drawn) == fewest
+    assert pace.most_replies(num_drawn, 8) == most

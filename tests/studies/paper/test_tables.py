@@ -58,7 +58,7 @@ def test_every_cell_is_a_valid_configuration_of_its_own(table):
     ]
     assert len({config.digest() for config in configs}) == len(pairs)
     assert len({cell_name(row, column, 0) for row, column in pairs}) == len(pairs)
-    assert {(c.num_clients, c.clients_per_round, c.local_epochs) for c in configs} == {(100, 10, 5)}
+    assert {(c.num_clients, c.num_drawn, c.local_epochs) for c in configs} == {(100, 10, 5)}
     assert {(c.batch_size, c.learning_rate, c.momentum) for c in configs} == {(16, 0.001, 0.9)}
     assert {c.num_server_rounds for c in configs} == {10 if table.name == "timing" else 100}
     assert {c.dirichlet_alpha for c in configs} == {1.0}
