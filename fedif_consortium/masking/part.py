@@ -226,13 +226,14 @@ def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
 
 
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
-    """Raise ConfigError if a keeper's policy refuses every round of a run, or its last ones.
+    """Raise ConfigError if a keeper's policy refuses a run's rounds, or its last ones.
 
+    Rounds are held against it that close with as few replies as they may, whoever they are of.
     What it answers in a day is held against the whole run, which may be over within one.
     """
     strategy = strategy_class(config.strategy)
     is_fedif = strategy is not None and issubclass(strategy, FedIF)
-    members = config.clients_per_round
+    members = config.fewest_replies
     # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
     members_with_weight = max(members - 1, 1) if is_fedif else members
     equal_weights, _ = encode_weights(np.ones(members_with_weight))  # None are more alike.
@@ -240,7 +241,7 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
         policy.check_weights(equal_weights, ["each"] * members_with_weight)
     except KeeperError as error:
         shares = f"{members_with_weight} of {members} have weight"
-        raise ConfigError(f"fraction-train = {config.fraction_train}: {shares}: {error}") from error
+        raise ConfigError(f"{config.closes_by}: {shares}: {error}") from error
 
     vectors_a_round = 0
     if is_fedif:

@@ -68,6 +68,8 @@ def masked(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
         ({"pace.late-rounds": 1}, "masking: late replies cannot be discounted"),
         ({"local_method": "scaffold"}, "masking: Scaffold: members train by SGD alone"),
         ({"num_clients": 2}, "fraction-train = 1.0: 1 of 2 have weight: .* least-members = 2; "),
+        # The keeper sees as many members as reply before a round closes.
+        ({"pace.quorum": 2}, "pace.quorum = 2: 1 of 2 have weight: .* least-members = 2; "),
         # The digits' perceptron has 4,810 parameters: 256 sums, and two products a round.
         ({"num_server_rounds": 1075}, r"num-server-rounds = 1075: .* asked: 2406 numbers"),
     ],
@@ -83,6 +85,13 @@ def test_a_policy_that_refuses_every_sum_is_told_before_anything_starts(tmp_path
     monkeypatch.setattr(keeper, "TRIAL_POLICY", policy)
     with pytest.raises(ConfigError, match=r"^fraction-train = .* least-effective-members = "):
         run(masked_config(tmp_path))
+
+
+def test_a_masked_run_asks_more_members_than_a_policy_needs(tmp_path):
+    """Of a third of six, which are two, one alone might have weight."""
+    asked = {"fraction_train": 1 / 3, "pace.ask-more": 3.0, "num_server_rounds": 1}
+    run_dir = run(masked_config(tmp_path, **asked))
+    assert read_rows(run_dir / "rounds.csv")[-1]["accepted"] == str(CLIENTS)
 
 
 def test_a_masked_run_learns_and_its_records_say_who_kept_the_masks(masked):
