@@ -193,6 +193,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             self, *, sections: Sequence[type[Settings]] = OWN_SECTIONS, **values: Any
         ) -> None:
             super().__init__(sections=sections, **values)
+            self._require_reachable()
             fewest = self.fewest_replies
             words = f"<= the {fewest} clients of a round"
             if self.pace.pace().quorum:
@@ -380,6 +381,20 @@ class RunConfig(ClientConfig, StrategyConfig):
     def most_replies(self) -> int:
         """How many replies a round takes in at most."""
         return self.pace.pace().most_replies(self.num_drawn, self.num_clients)
+
+    def _require_reachable(self) -> None:
+        """Raise ConfigError where a round is to close with more replies than clients are asked."""
+        pace = self.pace
+        drawn = self.num_drawn
+        if pace.is_buffered:
+            words = f"<= {drawn}, since num-clients = {self.num_clients} are at work"
+            require(pace.buffer_size <= drawn, "pace.buffer-size", pace.buffer_size, words)
+            return
+        asked = f"num-clients = {self.num_clients}, fraction-train = {self.fraction_train:g}"
+        if pace.ask_more != 1:
+            asked += f" and pace.ask-more = {pace.ask_more:g}"
+        words = f"<= the {drawn} clients that a round asks by {asked}"
+        require(pace.quorum <= drawn, "pace.quorum", pace.quorum, words)
 
     @property
     def closes_by(self) -> str:

@@ -109,7 +109,7 @@ def _fewest_nodes(config: RunConfig) -> int:
     def are_enough(num_nodes: int) -> bool:
         """Tell whether rounds of so many nodes close with as many replies as they need."""
         drawn = config.num_drawn_of(num_nodes)
-        return pace.fewest_replies(drawn) >= config.min_valid_replies
+        return drawn >= pace.quorum and pace.fewest_replies(drawn) >= config.min_valid_replies
 
     return 2 + bisect_left(range(2, MOST), True, key=are_enough)
 

@@ -110,6 +110,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     current: Round | None = None  # The round that goes on; later, what is left of the last one.
     online: Sequence[ClientNode] = ()  # When the round began.
     _has_asked = False  # Anybody, in its last round.
+    _told_of_quorum = False  # That fewer are at work.
 
     def __init__(
         self,
@@ -384,7 +385,17 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self, num_members: int, earlier: Mapping[int, Asked], grid: Grid
     ) -> Closing:
         """Return until when replies are waited for, and let the grid know."""
-        closing = self.setup.pace.closing(num_members, earlier)
+        pace = self.setup.pace
+        at_work = num_members + len(earlier)
+        if pace.quorum > at_work > 0 and not self._told_of_quorum:
+            self._told_of_quorum = True
+            logger.warning(
+                "quorum = %g, but %d are at work: a round waits for all of them where they are "
+                "fewer",
+                pace.quorum,
+                at_work,
+            )
+        closing = pace.closing(num_members, earlier)
         grid_screens = self._open_run is not None and self._open_run.screens
         if isinstance(grid, ScreenedGrid) and grid_screens:
             grid.close_by(closing)

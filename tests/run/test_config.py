@@ -122,6 +122,31 @@ def test_more_valid_replies_than_a_round_closes_with_are_refused(settings, words
 
 
 @pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        (
+            {"pace.rounds": "buffered", "pace.buffer-size": 9},
+            "pace.buffer-size = 9; allowed: <= 8, since num-clients = 8 are at work",
+        ),
+        (
+            {"fraction-train": 0.5, "pace.quorum": 5},
+            "pace.quorum = 5.0; allowed: <= the 4 clients that a round asks by num-clients = 8, "
+            "fraction-train = 0.5",
+        ),
+        (
+            {"fraction-train": 0.5, "pace.ask-more": 1.5, "pace.quorum": 7},
+            "pace.quorum = 7.0; allowed: <= the 6 clients that a round asks by num-clients = 8, "
+            "fraction-train = 0.5 and pace.ask-more = 1.5",
+        ),
+    ],
+)
+def test_a_round_that_is_to_close_with_more_replies_than_are_asked_is_refused(settings, error):
+    with pytest.raises(ConfigError) as raised:
+        RunConfig.from_run_config(EIGHT | settings)
+    assert str(raised.value) == error
+
+
+@pytest.mark.parametrize(
     ("settings", "fewest", "most"),
     [
         ({"fraction-train": 0.5}, 4, 4),
@@ -235,7 +260,10 @@ def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path
         ({"min-valid-replies": 3, "pace.ask-more": 3.0}, 10),
         ({"min-valid-replies": 3, "fraction-train": 1.0, "pace.quorum": 0.25}, 9),
         # All are at work, whatever the share that a round would draw.
-        ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 5}, 3),
+        ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 3}, 3),
+        # Of fewer no round closes with its buffer, or with a quorum of its tenth.
+        ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 5}, 5),
+        ({"pace.quorum": 4}, 40),
     ],
 )
 def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewest, clock):

@@ -293,3 +293,11 @@ def test_how_many_of_eight_are_drawn_by_a_quarter_and_answer(pace, num_drawn, fe
     assert pace.num_drawn(8, 0.25, 1) == num_drawn
     assert pace.fewest_replies(num_drawn) == fewest
     assert pace.most_replies(num_drawn, 8) == most
+
+
+@pytest.mark.parametrize(("quorum", "told"), [(5, 1), (3, 0), (0.9, 0)])
+def test_a_quorum_of_more_than_are_at_work_is_told_once(quorum, told, caplog):
+    _, reports, _ = run(Pace(quorum=quorum), rounds=3)
+    assert story(reports) == "aaa aaa aaa"
+    words = "quorum = 5, but 3 are at work: a round waits for all of them where they are fewer"
+    assert caplog.messages.count(words) == told
