@@ -88,6 +88,11 @@ class Pace(CheckedFields):
         words = "0 where another loop than the strategy's own start sends the messages"
         require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
 
+    def require_within(self, timeout: float | None) -> None:
+        """Raise ConfigError where a round's time is over before its grace: no quorum closes it."""
+        is_within = not self.grace or timeout is None or self.grace < timeout
+        require(is_within, "grace", self.grace, f"less than timeout = {timeout}")
+
     def num_drawn(self, num_nodes: int, fraction: float, least: int) -> int:
         """Return how many members a round draws of so many nodes, where all of them are free.
 

@@ -266,6 +266,7 @@ class RunningStrategy(FedAvg):
         """
         configs = {"train_config": train_config, "evaluate_config": evaluate_config}
         require_start(grid, num_rounds, timeout, configs, evaluate_fn)
+        self.intake.settings.pace.require_within(timeout)
         self.end()  # Of another loop's.
         started = time.monotonic()
         grid = screened(grid)

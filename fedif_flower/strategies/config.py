@@ -90,7 +90,7 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
             setting_value = getattr(self, name)
             words = f"{value} with rounds 'buffered', which asks all"
             require(setting_value == value, name, setting_value, words)
-        self.pace()  # What it refuses is refused here.
+        self.pace().require_within(self.timeout)  # What it refuses is refused here.
         return self
 
     def pace(self) -> Pace:

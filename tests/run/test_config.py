@@ -125,6 +125,10 @@ def test_more_valid_replies_than_a_round_closes_with_are_refused(settings, words
     ("settings", "error"),
     [
         (
+            {"fraction-train": 1.0, "pace.quorum": 4, "pace.grace": 60.0, "pace.timeout": 60.0},
+            "pace.grace = 60.0; allowed: less than pace.timeout = 60.0",
+        ),
+        (
             {"pace.rounds": "buffered", "pace.buffer-size": 9},
             "pace.buffer-size = 9; allowed: <= 8, since num-clients = 8 are at work",
         ),
@@ -140,7 +144,7 @@ def test_more_valid_replies_than_a_round_closes_with_are_refused(settings, words
         ),
     ],
 )
-def test_a_round_that_is_to_close_with_more_replies_than_are_asked_is_refused(settings, error):
+def test_a_round_that_cannot_close_by_its_quorum_is_refused(settings, error):
     with pytest.raises(ConfigError) as raised:
         RunConfig.from_run_config(EIGHT | settings)
     assert str(raised.value) == error

@@ -301,3 +301,12 @@ def test_a_quorum_of_more_than_are_at_work_is_told_once(quorum, told, caplog):
     assert story(reports) == "aaa aaa aaa"
     words = "quorum = 5, but 3 are at work: a round waits for all of them where they are fewer"
     assert caplog.messages.count(words) == told
+
+
+def test_a_grace_that_ends_no_earlier_than_the_round_is_refused():
+    pace = Pace(quorum=2, grace=60.0)
+    with pytest.raises(ConfigError, match=r"^grace = 60.0; allowed: less than timeout = 60.0$"):
+        run(pace, rounds=1, timeout=60.0)
+    # The third comes after 9.5 seconds.
+    for timeout in (60.5, None):
+        assert story(run(pace, rounds=1, timeout=timeout)[1]) == "aaa"
