@@ -121,7 +121,13 @@ class Pace(CheckedFields):
         """Return when a round closes in which so many members are asked, beside those at work."""
         at_work = num_asked + len(awaited)
         quorum = self._quorum_of(at_work) or None
-        return Closing(quorum, self.grace, frozenset(awaited), keeps=self.late_rounds > 0)
+        return Closing(
+            quorum,
+            self.grace,
+            frozenset(awaited),
+            keeps=self.late_rounds > 0,
+            rounds=1 + self.late_rounds,
+        )
 
     def _quorum_of(self, at_work: int) -> int:
         """Return how many replies the quorum is, of so many members; 0: there is none."""

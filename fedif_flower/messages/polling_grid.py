@@ -111,12 +111,15 @@ class Closing:
         Nodes asked in earlier rounds whose replies still count if they come now.
     keeps : bool
         Whether replies that are missing in the end count in later rounds.
+    rounds : int
+        In how many rounds the replies to its messages count, >= 1: in its own, and in later ones.
     """
 
     quorum: int | None = None
     grace: float = 0.0
     awaited: frozenset[int] = frozenset()
     keeps: bool = False
+    rounds: int = 1
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     usable: int = field(default=0, init=False)
     deadline: float | None = field(default=None, init=False)

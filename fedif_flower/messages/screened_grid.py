@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from flwr.app import Array, Error, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Array, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.flower_simulation import FlowerSimulation
@@ -31,6 +31,10 @@ LARGEST_RATIO = 2
 SPARE_BYTES = 256 * 1024
 SPARE_VALUES = 32 * 1024
 _LETTERS_PER_VALUE = 64
+# Of a round, for all but waiting for replies: those that were sent in its last second are fetched,
+# nodes are waited for, and the model is made and evaluated.
+_SPARE_SECONDS = 3600.0
+_LONGEST_LIFE = 10 * 365 * 86400.0  # Seconds; Flower makes a date of when a message expires.
 
 
 class ScreenedGrid(ForwardingGrid):
@@ -85,7 +89,7 @@ class ScreenedGrid(ForwardingGrid):
         """
         closing = self._closing
         self._closing = None  # It is for these messages alone.
-        sent = unguessable(messages)
+        sent = lasting(unguessable(messages), timeout, 1 if closing is None else closing.rounds)
         late: list[Message] = []
         if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)
@@ -156,6 +160,29 @@ def unguessable(messages: Iterable[Message]) -> list[Message]:
             group_id = f"{number}, {group_id}"
         message.metadata.group_id = group_id
     return sent
+
+
+def lasting(messages: list[Message], timeout: float | None, rounds: int) -> list[Message]:
+    """Return messages that Flower does not drop, with their replies, while these are waited for.
+
+    Its own default is twelve hours. A message that was given another time keeps that.
+
+    Parameters
+    ----------
+    messages : list of Message
+        Not sent yet.
+    timeout : float, optional
+        Seconds that a round waits; ``None``: for as long as it takes.
+    rounds : int
+        In how many rounds replies count.
+    """
+    seconds = _LONGEST_LIFE
+    if timeout is not None:
+        seconds = min(rounds * (timeout + _SPARE_SECONDS), _LONGEST_LIFE)
+    for message in messages:
+        if message.metadata.ttl == DEFAULT_TTL:
+            message.metadata.ttl = max(seconds, DEFAULT_TTL)
+    return messages
 
 
 def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[Message]:

@@ -6,11 +6,13 @@ import math
 
 import pytest
 import torch
+from flwr.app import Message, RecordDict
 
 from fedif_flower import FedAvg, Krum, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Scaffold
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.nodes import identify_clients
@@ -310,3 +312,42 @@ def test_a_grace_that_ends_no_earlier_than_the_round_is_refused():
     # The third comes after 9.5 seconds.
     for timeout in (60.5, None):
         assert story(run(pace, rounds=1, timeout=timeout)[1]) == "aaa"
+
+
+class Dated(ClockedGrid):
+    """Remembers for how long its messages are good."""
+
+    def push_messages(self, messages):
+        sent = list(messages)
+        self.lives = {message.metadata.ttl for message in sent}
+        return super().push_messages(sent)
+
+
+HOUR = 3600.0
+TEN_YEARS = 10 * 365 * 24 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("pace", "timeout", "seconds"),
+    [
+        (Pace(), HOUR, 12 * HOUR),  # Flower's own default.
+        (Pace(), 12 * HOUR, 13 * HOUR),
+        (Pace(), 48 * HOUR, 49 * HOUR),
+        (Pace(late_rounds=9), HOUR, 20 * HOUR),  # In ten rounds, with an hour more for each.
+        (Pace(quorum=2, late_rounds=10**9), HOUR, TEN_YEARS),
+        (Pace(), None, TEN_YEARS),
+    ],
+)
+def test_flower_keeps_what_is_sent_for_as_long_as_replies_count(pace, timeout, seconds):
+    grid = Dated(Movers(STEPS), 3, SECONDS.__getitem__)
+    setup = Setup(device="cpu", pace=pace, identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, setup=setup)
+    strategy.start(grid, model_arrays(point()), num_rounds=1, timeout=timeout)
+    assert grid.lives == {seconds}
+
+
+def test_a_message_that_was_given_a_time_of_its_own_keeps_it():
+    grid = Dated(Movers(STEPS), 3, SECONDS.__getitem__)
+    message = Message(RecordDict(), 1000, "train", ttl=60.0)
+    list(ScreenedGrid(grid).send_and_receive([message], timeout=HOUR))
+    assert grid.lives == {60.0}
