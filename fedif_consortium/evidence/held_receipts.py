@@ -189,10 +189,17 @@ def _read(path: Path, run: str) -> dict[str, Any]:
             int(content["node_id"])
             bytes.fromhex(content["sent"])
             if "signature" in content:  # It may have signed nothing.
-                SignedUpdate.read(run, content).check()
+                _require_signed(SignedUpdate.read(run, content), int(content["round"]))
     except (OSError, KeyError, TypeError, ValueError, EvidenceError) as error:
         raise StatementError(f"{path} was changed: {error!r:.120}") from error
     return content
+
+
+def _require_signed(update: SignedUpdate, number: int) -> None:
+    """Raise an error unless a member signed what it keeps of an update, of that round."""
+    update.check()
+    if update.asked_in != number:
+        raise ValueError(f"round {number} is not the one that was signed, {update.asked_in}")
 
 
 def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:

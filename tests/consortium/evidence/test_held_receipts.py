@@ -81,6 +81,18 @@ def test_a_file_in_another_members_name_is_refused(chain, bobs, content):
         missing(chain, bobs)
 
 
+@pytest.mark.parametrize("moved_to", [998, 1000])
+def test_an_update_is_of_the_round_that_was_signed(bobs, moved_to):
+    """Else a member accuses the records of a round in which it sent nothing."""
+    content = signed_with_a_key_of_its_own(BOB)
+    path = bobs / "sent-000999-00000000-1.json"
+    put(bobs, path.name, content)
+    assert read_held(bobs.parent, RUN, "october").sent.keys() == {(1, 999)}
+    put(bobs, path.name, {**content, "round": moved_to})
+    with pytest.raises(StatementError, match=f"was changed: .*round {moved_to} is not the one"):
+        read_held(bobs.parent, RUN, "october")
+
+
 def test_another_members_line_is_refused(chain, bobs):
     """Who has the records knows all lines: each leads to the same head."""
     put(bobs, "round-000000000004.json", chain.rounds[1].for_member(ADA).cells())
