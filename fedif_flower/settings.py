@@ -269,6 +269,20 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     return f"unknown key {key!r}; known keys: {', '.join(known)}"
 
 
+def require_known(cls: type[Settings], values: Mapping[str, object]) -> None:
+    """Refuse a key of a file that a class does not have; files spell keys with hyphens.
+
+    Raises
+    ------
+    ConfigError
+        Naming the key, and those that there are as a file spells them.
+    """
+    keys = cls.key_names()
+    unknown_keys = values.keys() - {*keys, *cls.model_fields}
+    if unknown_keys:
+        raise ConfigError(unknown_key(min(unknown_keys), keys))
+
+
 def alike(word: str, known: Iterable[str]) -> list[str]:
     """Return those known words for which a word may be a slip of the finger, or the shift key."""
     by_lower = {name.lower(): name for name in known}
@@ -302,9 +316,15 @@ def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, o
     if name is None:
         return unknown_key(key, list(spelling.values()))
     field = cls.model_fields[name]
+    if first["type"] == "extra_forbidden":  # By its name and by its alias.
+        return f"{name} and {field.alias} are one key; allowed: one of them"
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
-    words = f"{spelling[name]} = {first['input']!r}; allowed: {spell(_allowed(field))}"
+    where = spelling[name]
+    entries = values.get(key)
+    if isinstance(entries, Mapping) and len(first["loc"]) > 1:  # Of a section of its own.
+        where += f".{first['loc'][1]}"
+    words = f"{where} = {first['input']!r}; allowed: {spell(_allowed(field))}"
     choices = [str(choice) for choice in extra_of(field, "choices") or ()]
     near = alike(str(first["input"]), choices)
     if near:

@@ -12,7 +12,7 @@ import typer
 from fedif_flower import storage
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.settings import Settings, setting
+from fedif_flower.settings import Settings, require_known, setting
 
 MOST_BYTES = 2**16
 _Document = TypeVar("_Document", bound=Settings)
@@ -87,6 +87,7 @@ def read_document(path: Path, kind: type[_Document], otherwise: str = "") -> _Do
         raise ConfigError(f"{path.parent} has no {path.name}: {otherwise}")
     content = read_toml(path, MOST_BYTES)
     try:
+        require_known(kind, content)
         return kind(**content)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error

@@ -33,7 +33,7 @@ from fedif_consortium.masking.ring import to_bytes, to_ring
 from fedif_flower.errors import ConfigError, KeeperError, require
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
-from fedif_flower.settings import Settings, setting, take_section
+from fedif_flower.settings import Settings, require_known, setting, take_section
 from fedif_flower.storage import require_private, write_atomically, write_private
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,10 @@ def read_keeper_config(path: Path) -> KeeperConfig:
     try:
         key_files = take_section(content, "members")
         limits = take_section(content, "policy")
-        limits.setdefault("least-members", least_for(len(key_files)))
+        if "least_members" not in limits:
+            limits.setdefault("least-members", least_for(len(key_files)))
+        require_known(KeeperSettings, content)
+        require_known(KeeperPolicy, limits)
         settings = KeeperSettings(**content)
         policy = KeeperPolicy(**limits)
         members = {}

@@ -12,7 +12,7 @@ from fedif_consortium.member.outgoing import LeavesSettings
 from fedif_consortium.member.runs import RunRules
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.settings import Settings, setting, take_section, unknown_key
+from fedif_flower.settings import Settings, require_known, setting, take_section, unknown_key
 
 SECTIONS: dict[str, type[Settings]] = {"apps": AppRules, "runs": RunRules, "leaves": LeavesSettings}
 FILE = "member-policy.toml"
@@ -95,6 +95,7 @@ def _require_known(content: Mapping[str, Any]) -> None:
 def _checked(settings: type[S], section: str, sections: Mapping[str, dict[str, Any]]) -> S:
     """Return a section's settings; an error names the section."""
     try:
+        require_known(settings, sections[section])
         return settings(**sections[section])
     except ConfigError as error:
         raise ConfigError(f"[{section}] {error}") from error

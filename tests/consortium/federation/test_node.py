@@ -122,7 +122,9 @@ def test_what_is_damaged_is_refused_before_anything_is_made(node, invitation):
     with pytest.raises(ConfigError, match="unknown key 'data-dri'; did you mean data-dir"):
         join_as(node.path, invitation, config={"data-dri": "x"})
     for value in ([1], {"a": 1}, float("inf"), date(2026, 1, 1)):
-        with pytest.raises(ConfigError, match=r"config = .*allowed: a section of texts, numbers"):
+        with pytest.raises(
+            ConfigError, match=r"config\.data-dir = .*allowed: a section of texts, numbers"
+        ):
             join_as(node.path, invitation, config={"data-dir": value})
     assert not node.path.exists()
 

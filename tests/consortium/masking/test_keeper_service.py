@@ -157,6 +157,12 @@ def test_a_keeper_that_dies_in_mid_round_fails_it_and_the_next_one_works(tmp_pat
     ("old", "new", "reason"),
     [
         ("address", "adress", "unknown key 'adress'; did you mean address?"),
+        (
+            "address",
+            "x",
+            "unknown key 'x'; known keys: address, state, certificate, certificate-key",
+        ),
+        ("sketch-share = 0.0625", "least_members = 6", "least-members = 6; allowed: at most the 5"),
         ("127.0.0.1:0", "127.0.0.1", "address = '127.0.0.1'; allowed: HOST:PORT"),
         ("share = 0.0625", "share = 2.0", "sketch-share = 2.0; allowed: a numb"),
         ("sketch-share = 0.0625", "least-members = 6", "least-members = 6; allowed: at most the 5"),

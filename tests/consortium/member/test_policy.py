@@ -85,13 +85,25 @@ def test_a_name_may_have_dots_and_a_metric_spaces(tmp_path):
             "[leaves] arrays = 'mask uint64'; allowed: a list s",
         ),
         ("[runs]\nfirst-day = '31.1.'", "[runs] first-day = '31.1.'; allowed: a date, such as"),
-        ("[runs.config]\nkey = []", "[runs] config = []; allowed: for each key"),
-        ("[runs.config]\nkey = {leest = 1}", "[runs] config = {'leest': 1}; allowed"),
+        ("[runs.config]\nkey = []", "[runs] config.key = []; allowed: for each key"),
+        ("[runs.config]\na = 1\nb = nan", "[runs] config.b = nan; allowed: for each key"),
+        ("[runs.config]\na = [1, nan]", "[runs] config.a = [1, nan]; allowed: for each key"),
+        ("[runs.config]\n'c.d' = 2026-01-31", "[runs] config.c.d = datetime.date(2026, 1, 31); al"),
+        ("[runs]\nconfig = 5", "[runs] config = 5; allowed: for each key"),
+        ("[runs.config]\nkey = {leest = 1}", "[runs] config.key = {'leest': 1}; allowed"),
         # What contradicts itself would refuse every run, and say so to the operator alone.
-        ("[runs.config]\nkey = {least = 5, most = 1}", "[runs] config = {'least': 5, 'most': 1}; "),
+        ("[runs.config]\nkey = {least = 5, most = 1}", "[runs] config.key = {'least': 5, 'mo"),
         (
             "[runs]\nfirst-day = 2026-02-01\nlast-day = 2026-01-31",
             "[runs] last-day = datetime.date(2026, 1, 31); allowed: first-day = 2026-02-01 or ",
+        ),
+        (
+            "[apps]\nx = 1",
+            "[apps] unknown key 'x'; known keys: approved, signers, signatures, least-signers",
+        ),
+        (
+            "[leaves]\nclip_length = 1.0\nclip-length = 2.0",
+            "[leaves] clip_length and clip-length are one key; allowed: one of them",
         ),
         ("[leaves]\nmetric-digit = 3", "[leaves] unknown key 'metric-digit'; did you mean metric-"),
         ("[leaves]\narrays = ['a.b nofloat']", "[leaves] arrays = "),
