@@ -2,6 +2,10 @@
 
 A look-alike of a member's name on a statement takes what is that member's. So two names are
 compared as people read them, and a word in letters of two scripts is no name.
+
+References
+----------
+https://www.unicode.org/Public/security/17.0.0/confusables.txt (UTS 39, 2025): what looks alike.
 """
 
 from __future__ import annotations
@@ -31,6 +35,42 @@ _BLANK = "\u2800"  # A letter of Braille without a dot: it looks like a space.
 _MINUS = "\u2212"
 # Letters and digits that many typefaces draw alike: i in capitals, l and 1; o and 0.
 _DRAWN_ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o"})
+# Letters of the Latin script that look like one of a to z, apostrophes and dashes, by what they
+# look like: those that Unicode lists, and capitals that are as small as a small letter.
+_LOOKS_LIKE = {
+    "a": "\u0251\u1d00",
+    "b": "\u0185\u0299",
+    "c": "\u1d04",
+    "d": "\u1d05",
+    "e": "\u1d07\uab32",
+    "f": "\u0192\ua730\ua799\uab35",
+    "g": "\u018d\u0261\u0262\u1d83",
+    "h": "\u029c",
+    "i": "\u0131\u0269\u026a",
+    "j": "\u0237\u1d0a",
+    "k": "\u0138\u1d0b",
+    "l": "\u01c0\u029f",
+    "m": "\u1d0d",
+    "n": "\u0274",
+    "o": "\u1d0f\u1d11\uab3d",
+    "p": "\u00fe\u01bf\u1d18",
+    "q": "\ua7af",
+    "r": "\u0280\uab47\uab48",
+    "s": "\u01bd\ua731",
+    "t": "\u1d1b",
+    "u": "\u028b\u1d1c\ua79f\uab4e\uab52",
+    "v": "\u1d20",
+    "w": "\u026f\u1d21",
+    "y": "\u0263\u028f\u1d8c\u1eff\uab5a",
+    "z": "\u1d22",
+    "'": "`\u00b4\u02b9\u02bb\u02bc\u02bd\u02be\u02c8\u02ca\u02cb\u02f4"
+    "\u2018\u2019\u201b\u2032\u2035\ua78c",
+    "-": "\u02d7\u2043\u2796",
+}
+_LOOK_ALIKES = str.maketrans(
+    {letter: plain for plain, letters in _LOOKS_LIKE.items() for letter in letters}
+)
+_DOTTED_I = "i\u0307"  # Of the Turkish capital with a dot: the small letter has one anyway.
 
 
 def key_name(name: str, earlier: int) -> str:
@@ -92,9 +132,17 @@ def as_read(name: str) -> str:
     return " ".join(shown.split())
 
 
+def _as_looks(name: str) -> str:
+    """Return what two names share whose letters look alike, such as a dotless i and i."""
+    # An acute accent of its own is a space with an accent for NFKC.
+    read = as_read(name.translate(_LOOK_ALIKES)).translate(_LOOK_ALIKES)
+    return read.replace(_DOTTED_I, "i")
+
+
 def _as_drawn(name: str) -> str:
     """Return what two names share that some typefaces draw alike, such as A1 and Al."""
-    return as_read(unicodedata.normalize("NFKC", name).translate(_DRAWN_ALIKE))
+    plain = unicodedata.normalize("NFKC", name.translate(_LOOK_ALIKES))
+    return _as_looks(plain.translate(_DRAWN_ALIKE))
 
 
 def _is_dash(character: str) -> bool:
@@ -129,7 +177,7 @@ def require_apart(names: Iterable[str], where: str) -> None:
     ConfigError
         Naming the name with letters of several scripts, or the two that read alike.
     """
-    names_as_read: dict[str, str] = {}
+    names_as_they_look: dict[str, str] = {}
     names_as_drawn: dict[str, str] = {}
     for name in names:
         word = mixed_scripts(name)
@@ -138,7 +186,7 @@ def require_apart(names: Iterable[str], where: str) -> None:
                 f"{where} {name!r}: {_letters(word)} are of several scripts; allowed: one in a word"
             )
         for other in (
-            names_as_read.setdefault(as_read(name), name),
+            names_as_they_look.setdefault(_as_looks(name), name),
             names_as_drawn.setdefault(_as_drawn(name), name),
         ):
             if other != name:

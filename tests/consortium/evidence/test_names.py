@@ -74,6 +74,53 @@ def test_names_that_some_typefaces_draw_alike_are_refused(name, other):
     require_apart([name, name], "members:")
 
 
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("hospital-a", "hospit\u0251l-a"),
+        ("HOSPITAL-A", "hospit\u0251l-a"),
+        ("clinic", "cl\u0131nic"),
+        ("gent", "\u0261ent"),
+        ("ada", "\u1d00da"),
+        ("ADA", "\u1d00\u1d05\u1d00"),
+        ("bob", "\u0299ob"),
+        ("A1", "\u1d00l"),
+        ("site-10", "s\u0131te-lO"),
+        ("istanbul", "\u0130stanbul"),
+        ("\u0131stanbul", "istanbul"),
+        ("St. Ann's", "St. Ann\u2019s"),
+        ("St. Ann's", "St. Ann\u2018s"),
+        ("St. Ann's", "St. Ann\u02bcs"),
+        ("St. Ann's", "St. Ann`s"),
+        ("St. Ann's", "St. Ann\u00b4s"),
+        ("St. Ann\u2019s", "ST. ANN\uff40S"),
+        ("hospital-1", "hospital\u02d71"),
+        ("hospital-1", "hospital\u20431"),
+    ],
+)
+def test_names_in_letters_that_look_alike_are_refused(name, other):
+    for pair in ([name, other], [other, name]):
+        with pytest.raises(ConfigError, match="read alike; allowed: one of them"):
+            require_apart(pair, "members:")
+    for alone in (name, other):
+        require_apart([alone, alone, "somebody else"], "members:")
+        assert is_name(alone)
+
+
+def test_a_letter_with_a_mark_or_of_its_own_is_another_one():
+    names = [
+        "\u00c9cole",
+        "Ecole",
+        "Gr\u00e4z",
+        "Graz",
+        "S\u00f8r",
+        "Sor",
+        "\u0141\u00f3d\u017a",
+        "Lodz",
+    ]
+    require_apart([*names, "Izmir", "D\u0131yarbak\u0131r", "St. Anns"], "members:")
+
+
 def test_numbers_and_letters_that_are_not_drawn_alike_are_names():
     require_apart([f"client {number}" for number in range(1200)], "members:")
     require_apart(["site-1", "site-i", "site-L2", "A0", "A1", "ward b", "ward 8"], "members:")
