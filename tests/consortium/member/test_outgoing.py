@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy, rounded
 from fedif_flower.errors import ConfigError, RefusedByMemberError
 from fedif_flower.messages.arrays import pack_array, view_array
+from tests.test_docs_names import DOCS
 
 MODEL = {
     "weight": np.array([[1.0, 2.0]], np.float32),
@@ -308,3 +309,21 @@ def test_what_leaves_is_what_the_policy_says(records):
         assert name in ("num-examples", "loss")
         assert rounded(value, 4) == value or value == int(value) in range(-(10**7), 10**7)
     assert set(found.get("node", {})) <= {"weight"}
+
+
+def test_the_page_says_how_many_bits_a_metric_may_have():
+    """Integers and floats leave as what they are, so that each of them counts."""
+    words = " ".join((DOCS / "member-policy.md").read_text().split())
+    whole = 2 * (10**7 - 1) + 1
+    large = {m * 10**e for m in range(1000, 10_000) for e in range(4, 16)}
+    integers = whole + 2 * sum(10**7 <= n < 2**63 for n in large)
+    # Each four digits at each power of ten; at the ends of the range, and where some are whole,
+    # they are tried.
+    tried = [*range(-327, -300), *range(-7, 8), *range(300, 306)]
+    values = {float(f"{m}e{e}") for m in range(1000, 10_000) for e in tried}
+    assert all(rounded(value, 4) == value for value in list(values)[::100] if math.isfinite(value))
+    fine = sum(0 < v < math.inf and not (v.is_integer() and v < 10**7) for v in values)
+    floats = whole + 2 * (fine + 9000 * (len(range(-327, 306)) - len(tried)))
+    bits = math.log2(integers + floats)
+    assert f"That is less than {math.ceil(bits)} bits with 4 digits" in words
+    assert bits == pytest.approx(25.62, abs=0.01)
