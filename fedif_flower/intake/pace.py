@@ -70,7 +70,8 @@ class Pace(CheckedFields):
         int,
         Setting(
             "a reply that comes at most this many rounds after its own still counts, less by "
-            "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost",
+            "1 / sqrt(1 + rounds); until then its member is not asked anew; 0: it is lost, but "
+            'with `pace.rounds = "buffered"` it counts however late it is',
             ge=0,
         ),
     ] = 0

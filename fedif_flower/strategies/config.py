@@ -69,8 +69,8 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
     rounds: Rounds = setting(
         "synchronous",
         "`buffered`: every member is at work all the time; a step is made of each "
-        "`pace.buffer-size` usable replies, however old the model that they began from, and counts "
-        "as a round (`docs/methods/late-replies.md`)",
+        "`pace.buffer-size` usable replies, however old the model that they began from, or of "
+        "fewer once `pace.timeout` is over, and counts as a round (`docs/methods/late-replies.md`)",
     )
     buffer_size: int = setting(
         0, 'with `pace.rounds = "buffered"`: replies in a step; 0: not set', ge=0

@@ -64,6 +64,8 @@ class Nonsense(Movers):
         (PATIENT, {}, "aal aa- aa- aa- ala aal", 10.5),
         # Beyond its rounds a late reply is lost, and its member asked anew.
         (Pace(quorum=2, late_rounds=1), {}, "aal aa- aal", 6.0),
+        # Once its time is over, those that came make a step, though they are fewer.
+        (Pace(quorum=3, late_rounds=9), {"timeout": 3.0}, "aal", 3.0),
         # Where nobody is free the late ones are waited for.
         (Pace(late_rounds=9), {"timeout": 0.75}, "lll a--", 1.0),
     ],
