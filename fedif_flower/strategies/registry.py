@@ -29,7 +29,7 @@ class StrategyParts:
     """What a strategy may be built from, beside its own settings."""
 
     num_clients: int
-    clients_per_round: int
+    clients_per_round: int  # With how few replies a round may close.
     malicious_fraction: float
     seed: int
     training: TrainingConfig
