@@ -121,6 +121,7 @@ class Evidence(RunPart):
             kept={"signatures": witness},
             provenance=provenance,
             stays=stays,
+            copies=_kept_replies(run, settings),
         )
 
     def _receipt_book(
@@ -176,6 +177,18 @@ def _witness(
         digests=settings.receipts,
         keeps=run.config.section(UpdatesSettings).keep,
     )
+
+
+def _kept_replies(run: RunContext, settings: EvidenceSettings) -> int:
+    """Return how many signed replies will be kept as they came, where all have to be signed.
+
+    Where signing is up to each member, nobody knows.
+    """
+    is_kept = run.config.section(UpdatesSettings).keep and settings.require_signatures
+    if not is_kept:
+        return 0
+    rounds_left = run.config.num_server_rounds - run.done
+    return rounds_left * run.config.most_replies
 
 
 def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> Attempts:
