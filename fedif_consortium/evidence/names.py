@@ -36,7 +36,8 @@ _MINUS = "\u2212"
 # Letters and digits that many typefaces draw alike: i in capitals, l and 1; o and 0.
 _DRAWN_ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o"})
 # Letters of the Latin script that look like one of a to z, apostrophes and dashes, by what they
-# look like: those that Unicode lists, and capitals that are as small as a small letter.
+# look like. Unicode lists them, but for the small capitals, kra and the j without a dot, which were
+# added here; of the tone letter six it lists the capital.
 _LOOKS_LIKE = {
     "a": "\u0251\u1d00",
     "b": "\u0185\u0299",
