@@ -9,7 +9,7 @@ from fedif_consortium.evidence.attempts import HOW_IT_BEGINS, config_hash, read_
 from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_config, fixed_defaults
 from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.run.config import OFF
+from fedif_flower.run.config import OFF, OWN_SECTIONS
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.settings import AUTO
 
@@ -52,8 +52,8 @@ def _require_agreed(file: str, settings: Mapping[str, Any], agreed: Mapping[str,
         if key in apart or value == AUTO:
             continue
         if key not in settings:
-            if key not in defaults and value in OFF:
-                continue  # Of a part that is not there.
+            if _may_be_missing(key, value, defaults):
+                continue
             raise StatementError(f"{file} lacks {key}; members agreed to {key} = {value!r}")
         if settings[key] != value:
             raise StatementError(
@@ -68,3 +68,18 @@ def _require_agreed(file: str, settings: Mapping[str, Any], agreed: Mapping[str,
                 f"{file} has {key} = {settings[key]!r}; members agreed to a run config without it, "
                 f"so that {key} = {value!r}"
             )
+
+
+def _may_be_missing(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Tell whether a run's settings may lack what its run config has.
+
+    ``flwr run`` sends all keys that an app lists, and a run takes over those of the sections that
+    it chose: an attack's are not there where there is another attack. A run begins only if those
+    of the others are off, or at their defaults.
+    """
+    if key in defaults and value == defaults[key]:
+        return True
+    in_every_run = "." not in key
+    for section in OWN_SECTIONS:
+        in_every_run = in_every_run or key in section.key_names()
+    return value in OFF and not in_every_run

@@ -36,6 +36,21 @@ def test_the_settings_that_follow_from_the_run_config_are_verified(tmp_path):
     assert verify(run.path).chosen == ("pay-by sum", "ties apart")
 
 
+def test_keys_of_sections_that_the_run_did_not_choose_are_not_missing(tmp_path):
+    """``flwr run`` sends all that an app lists: an attack's epsilon, and a part's that is off."""
+    agreed = {**AGREED, "adversarial.epsilon": 0.03, "trimmed-mean.fraction": 0, "Mine.on": False}
+    assert verify(stated(tmp_path, AGREED, agreed=agreed).path).chosen
+
+
+@pytest.mark.parametrize("key", ["credit.class-shift", "seed", "adversarial.epsilon", "Mine.on"])
+def test_a_key_of_another_value_is_missed(tmp_path, key):
+    value = 0 if key == "credit.class-shift" else 7
+    agreed = {"strategy": "fedif", "attribution": "simpson", key: value}
+    run = stated(tmp_path, {"strategy": "fedif", "attribution": "simpson"}, agreed=agreed)
+    with pytest.raises(StatementError, match=rf"lacks {key}; members agreed to {key} = {value}"):
+        verify(run.path)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
