@@ -15,7 +15,7 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.nodes import sample_independently
 from fedif_flower.server.setup import BaseArguments, seed_of
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
+from fedif_flower.strategies.scored import FullWeighting, ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
@@ -60,9 +60,9 @@ class AFedSV(ScoredStrategy):
     """
 
     made_of = MappingProxyType(
-        {"weighting": partial(Weighting, initial=0.5), "validation": ShapleyValuation}
+        {"weighting": partial(FullWeighting, initial=0.5), "validation": ShapleyValuation}
     )
-    default_weighting = Weighting(initial=0.5)
+    default_weighting = FullWeighting(initial=0.5)
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.setup import BaseArguments
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.scored import (
+    FullWeighting,
     ScoredStrategy,
     Weighting,
     finite_scores,
@@ -55,7 +56,7 @@ class FedIF(ScoredStrategy):
     >>> strategy.start(grid, ArrayRecord(model.state_dict()))    # doctest: +SKIP
     """
 
-    made_of = MappingProxyType({"weighting": Weighting, "validation": InfluenceValuation})
+    made_of = MappingProxyType({"weighting": FullWeighting, "validation": InfluenceValuation})
     # What run configs take for it on a data set where nothing is said.
     tuned: ClassVar[Mapping[str, Mapping[str, Scalar]]] = MappingProxyType(
         {"fashion-mnist": MappingProxyType({"gamma": 0.4})}

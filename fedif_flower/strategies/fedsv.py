@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Unpack
 
 from fedif_flower.server.setup import BaseArguments, seed_of
-from fedif_flower.strategies.scored import ScoredStrategy, Weighting, valuation_on
+from fedif_flower.strategies.scored import FullWeighting, ScoredStrategy, Weighting, valuation_on
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import Gamma
 from fedif_flower.valuation.shapley.valuation import SampledOrders
@@ -27,7 +27,7 @@ class FedSV(ScoredStrategy):
     """
 
     made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": SampledOrders})
-    default_weighting = Weighting(smooth_update=False)
+    default_weighting = FullWeighting(smooth_update=False)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar, Unpack
+from typing import Annotated, ClassVar, Self, Unpack
 
 import torch
 from torch import Tensor
@@ -24,21 +24,23 @@ from fedif_flower.valuation.ledger import Gamma, ScoreLedger, Scores, WeightScop
 
 logger = logging.getLogger(__name__)
 
-RoundNormalization = Annotated[bool, Setting("min-max over the round (off: an ablation)")]
+_NORMALIZATION = Setting("min-max over the round (off: an ablation)")
+_SMOOTH_UPDATE = Setting("smooth over rounds with rate gamma (off: an ablation)")
+RoundNormalization = Annotated[bool, _NORMALIZATION]
 
 
 @dataclass(frozen=True)
 class Weighting(CheckedFields):
-    r"""How scores become weights.
+    r"""How scores become weights; what is ``None`` is as the strategy itself has it.
 
     Parameters
     ----------
-    initial : float
-        Weight score :math:`\Omega` of a client never seen, >= 0.
-    round_normalization : bool
-        ``False``: :math:`\Psi = \Phi`.
-    smooth_update : bool
-        ``False``: :math:`\Omega = \Psi`.
+    initial : float, optional
+        Weight score :math:`\Omega` of a client never seen, >= 0. Default: 0; AFedSV's 0.5.
+    round_normalization : bool, optional
+        ``False``: :math:`\Psi = \Phi`. Default: ``True``; ShapFed's ``False``.
+    smooth_update : bool, optional
+        ``False``: :math:`\Omega = \Psi`. Default: ``True``; FedSV's ``False``.
     bias_correction : bool
         A client of few rounds is not held down by them (see
         :class:`~fedif_flower.valuation.ledger.ScoreLedger`).
@@ -52,11 +54,9 @@ class Weighting(CheckedFields):
 
     made_of: ClassVar[Mapping[str, None]] = MappingProxyType({"initial": None})
 
-    initial: float = 0.0
-    round_normalization: RoundNormalization = True
-    smooth_update: Annotated[
-        bool, Setting("smooth over rounds with rate gamma (off: an ablation)")
-    ] = True
+    initial: float | None = None
+    round_normalization: Annotated[bool | None, _NORMALIZATION] = None
+    smooth_update: Annotated[bool | None, _SMOOTH_UPDATE] = None
     bias_correction: Annotated[
         bool,
         Setting(
@@ -79,6 +79,20 @@ class Weighting(CheckedFields):
         require(fits, "num_clients", self.num_clients, "an integer >= 1")
 
 
+@dataclass(frozen=True)
+class FullWeighting(Weighting):
+    """How a strategy's scores become weights where nothing else is said: FedIF's and others'."""
+
+    initial: float = 0.0
+    round_normalization: RoundNormalization = True
+    smooth_update: Annotated[bool, _SMOOTH_UPDATE] = True
+
+    def changed_by(self, weighting: Weighting) -> Self:
+        """Return this one with all that another says."""
+        said = {name: value for name, value in vars(weighting).items() if value is not None}
+        return replace(self, **said)
+
+
 def bounds() -> list[Stage]:
     """Return bounds on lengths and on the validation loss, for strategies that are given none."""
     return [Clip(2.0), LossBound()]
@@ -99,14 +113,15 @@ class ScoredStrategy(ScreenedStrategy):
     gamma : float
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
-        How scores become weights. Default: :attr:`default_weighting`, the paper's.
+        How scores become weights. Default: :attr:`default_weighting`, the paper's, which also has
+        what a given one leaves out.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
-    made_of = MappingProxyType({"weighting": Weighting})
-    default_weighting = Weighting()
+    made_of = MappingProxyType({"weighting": FullWeighting})
+    default_weighting: Weighting = FullWeighting()
     default_stages = staticmethod(bounds)
     ledger: ScoreLedger
     _warned_of_two = False
@@ -125,7 +140,8 @@ class ScoredStrategy(ScreenedStrategy):
         super().__init__(**naming(base, validation.validation or validation))
         self.valuation = validation
         self.validation = validation.validation
-        self.weighting = self.default_weighting if weighting is None else weighting
+        own = FullWeighting().changed_by(self.default_weighting)
+        self.weighting = own.changed_by(weighting or Weighting())
         self.ledger = ScoreLedger(
             gamma,
             initial=self.weighting.initial,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedif_flower.round import RoundUpdates
 from fedif_flower.server.setup import BaseArguments, require_kind
 from fedif_flower.stages import Clip, Stage
-from fedif_flower.strategies.scored import RoundNormalization, ScoredStrategy, Weighting
+from fedif_flower.strategies.scored import FullWeighting, RoundNormalization, ScoredStrategy
 from fedif_flower.tasks.modules import array_shapes, output_layer, tied_names, trainable_names
 from fedif_flower.valuation.ledger import Gamma, Scores
 from fedif_flower.valuation.shapfed import shapfed_contributions
@@ -51,7 +51,7 @@ class ShapFedValuation:
 
 
 @dataclass(frozen=True)
-class CosineWeighting(Weighting):
+class CosineWeighting(FullWeighting):
     """How cosines become weights: as they are, since they have a scale of their own."""
 
     round_normalization: RoundNormalization = False

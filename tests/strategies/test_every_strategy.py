@@ -283,6 +283,16 @@ def test_a_name_and_its_class_weigh_alike(tmp_path):
 
 ROUGH = of.Weighting(smooth_update=False)
 RAW = of.Weighting(round_normalization=False, bias_correction=True)
+# What they leave out is the strategy's own.
+POPULATION = of.Weighting(weight_scope="population")
+CORRECTED = of.Weighting(bias_correction=True)
+SMOOTH = of.Weighting(smooth_update=True)
+
+
+class Eager(of.FedIF):
+    """A strategy of one's own, which says of its weighting what differs alone."""
+
+    default_weighting = of.Weighting(initial=1.0)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +302,15 @@ RAW = of.Weighting(round_normalization=False, bias_correction=True)
         (of.FedIF, {"weighting": ROUGH}, Scoring(1.0, 0.0, False, True)),
         (of.FedIF, {"weighting": RAW}, Scoring(0.3, 0.0, True, False)),
         (of.AFedSV, {"gamma": 0.2}, Scoring(0.2, 0.5, False, True)),
+        (of.AFedSV, {"weighting": POPULATION}, Scoring(0.3, 0.5, False, True)),
+        (of.AFedSV, {"weighting": of.Weighting(initial=0.0)}, Scoring(0.3, 0.0, False, True)),
+        (of.FedSV, {"weighting": POPULATION}, Scoring(1.0, 0.0, False, True)),
+        (of.FedSV, {"weighting": SMOOTH}, Scoring(0.3, 0.0, False, True)),
         (of.SFedAvg, {}, Scoring(0.25, 0.0, False, False)),
         (of.ShapFed, {}, Scoring(0.5, 0.0, False, False)),
+        (of.ShapFed, {"weighting": CORRECTED}, Scoring(0.5, 0.0, True, False)),
         (of.InfluenceDescent, {"gamma": 0.1}, Scoring(0.1, 1.0, False, False)),
+        (Eager, {"weighting": CORRECTED}, Scoring(0.3, 1.0, True, True)),
         (of.FedAvg, {}, None),
     ],
 )
