@@ -247,21 +247,28 @@ class ScoreLedger(CheckedFields):
 
         with K = ``num_clients`` all clients of the federation and q the chance with which a client
         is among the round's: ``chance``, or m / K where m participants of K are drawn.
-        Negative weight scores count as 0; clients never seen count as ``initial``.
+        Negative weight scores count as 0. A client never seen counts as ``initial``; where that is
+        0, as the mean of the n clients seen so far, or a step would be K / n times too long:
+
+        .. math:: \sum_{j=1}^K \Omega_j = \frac{K}{n} \sum_{j \text{ seen}} \Omega_j
+
         Where all of the round's count as 0, each has :math:`1 / m`: the round says nothing of them.
 
         Returns
         -------
         Tensor
-            ``[m]``, float64, >= 0; they sum to 1 only on average over the rounds.
+            ``[m]``, float64, >= 0; they sum to 1 only on average over the rounds, and where
+            ``initial`` is 0 and m of K are drawn, in the first round as well.
         """
         participants = self.scores_of(client_ids).clamp_min(0.0)  # [m]
         score = self._clients.column("score")
         rounds = self._clients.column("rounds")
         is_seen = ~np.isnan(score)
         total_of_seen = float(self._smoothed(score, rounds)[is_seen].clip(min=0.0).sum())
-        num_unseen = max(num_clients - int(is_seen.sum()), 0)
-        total = total_of_seen + num_unseen * self.initial
+        num_seen = int(is_seen.sum())
+        num_unseen = max(num_clients - num_seen, 0)
+        of_unseen = self.initial or total_of_seen / max(num_seen, 1)
+        total = total_of_seen + num_unseen * of_unseen
         if not total > 0.0 or not bool((participants > 0).any()):
             return _normalized(participants)
         if chance is None:

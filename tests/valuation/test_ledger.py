@@ -87,16 +87,31 @@ def test_weights_by_hand(caplog):
 
 
 def test_population_weights_by_hand():
-    ledger = ScoreLedger(1.0)
+    ledger = ScoreLedger(1.0, initial=0.5)
     ledger.update([1, 2, 3], vector(0.2, 0.6, 0.2))
-    # a_i = Omega_i / sum over K * (K / m) with K = 4, m = 2; client 4 was never seen.
-    assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4, 1.2])
-    # With an initial contribution, unseen clients count too: sum = 1 + 0.5.
-    ledger.initial = 0.5
+    # a_i = Omega_i / sum over K * (K / m) with K = 4, m = 2; client 4 was never seen:
+    # sum = 1 + 0.5.
     assert ledger.population_weights([1, 2], 4).tolist() == pytest.approx([0.4 / 1.5, 1.2 / 1.5])
     # By the chance of a member, where each comes by itself: 0.2 / 1.5 / 0.1.
     own_chance = ledger.population_weights([1, 2], 4, chance=0.1).tolist()
     assert own_chance == pytest.approx([2 / 1.5, 6 / 1.5])
+
+
+def test_from_zero_an_unseen_client_counts_as_the_mean_of_those_seen():
+    ledger = ScoreLedger(0.5)
+    # Two of K = 20 in round 1: Omega = 0.5, 0.25, mean 0.375, sum over K = 7.5.
+    ledger.update([1, 2], vector(1.0, 0.5))
+    # 0.5 / 7.5 * 20 / 2: without the unseen the sum would be 10.
+    assert ledger.population_weights([1, 2], 20).tolist() == pytest.approx([2 / 3, 1 / 3])
+    # By a chance of 0.2: 0.5 / 7.5 / 0.2.
+    by_chance = ledger.population_weights([1, 2], 20, chance=0.2).tolist()
+    assert by_chance == pytest.approx([1 / 3, 1 / 6])
+    # Round 2: client 1 has 0.75, client 3 -0.25, which counts as 0; sum over K = 1 / 3 * 20.
+    ledger.update([1, 3], vector(1.0, -0.5))
+    assert ledger.population_weights([1, 3], 20).tolist() == pytest.approx([1.125, 0.0])
+    # Everybody was seen: 0.75 / 1 * 3 / 2.
+    assert ledger.population_weights([1, 3], 3).tolist() == pytest.approx([1.125, 0.0])
+    assert ledger.population_weights([3, 4], 20).tolist() == [0.5, 0.5]
 
 
 def test_what_is_wrong_is_named():
