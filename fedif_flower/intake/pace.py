@@ -39,7 +39,7 @@ class Pace(CheckedFields):
     grace : float
         Seconds for which a round stays open once it has its quorum, >= 0.
     ask_more : float
-        How many times as many members are drawn as ``fraction_train`` says, >= 1.
+        How many times as many members are drawn as otherwise would be, rounded up, >= 1.
     late_rounds : int
         A reply counts if it comes at most this many rounds late; 0: what is late is lost.
     staleness : callable
@@ -64,7 +64,9 @@ class Pace(CheckedFields):
     ] = 0.0
     ask_more: Annotated[
         float,
-        Setting("this many times as many members are asked as `fraction-train` says", ge=1),
+        Setting(
+            "this many times as many members are asked as `fraction-train` says, rounded up", ge=1
+        ),
     ] = 1.0
     late_rounds: Annotated[
         int,
@@ -97,6 +99,9 @@ class Pace(CheckedFields):
     def num_drawn(self, num_nodes: int, fraction: float, least: int) -> int:
         """Return how many members a round draws of so many nodes, where all of them are free.
 
+        They are at least ``ask_more`` times as many as without it, rounded up: whatever the
+        rounding of the share, or ``least``, has made of these.
+
         Parameters
         ----------
         num_nodes : int
@@ -106,8 +111,12 @@ class Pace(CheckedFields):
         least : int
             So many are drawn at least, where there are as many.
         """
-        out_of = round(self.ask_more * num_nodes)
-        return min(share_of(out_of, fraction, max(least, 1)), num_nodes)
+        fewest = max(least, 1)
+        drawn = share_of(round(self.ask_more * num_nodes), fraction, fewest)
+        without_more = share_of(num_nodes, fraction, fewest)
+        # 1.1 * 10 is 11.000...01: eleven are meant.
+        as_many_times = math.ceil(self.ask_more * without_more - 1e-9)
+        return min(max(drawn, as_many_times), num_nodes)
 
     def fewest_replies(self, at_work: int) -> int:
         """Return with how few usable replies a round closes in time, of so many members at work."""

@@ -260,8 +260,8 @@ def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path
         ({}, 2),
         ({"min-valid-replies": 3}, 30),
         ({"min-valid-replies": 3, "fraction-train": 0.29}, 11),
-        # Three times as many are asked; a quarter of nine or more is three replies.
-        ({"min-valid-replies": 3, "pace.ask-more": 3.0}, 10),
+        # One of three would be asked, and three times as many are; a quarter of nine is three.
+        ({"min-valid-replies": 3, "pace.ask-more": 3.0}, 3),
         ({"min-valid-replies": 3, "fraction-train": 1.0, "pace.quorum": 0.25}, 9),
         # All are at work, whatever the share that a round would draw.
         ({"min-valid-replies": 3, "pace.rounds": "buffered", "pace.buffer-size": 3}, 3),

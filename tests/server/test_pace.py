@@ -299,6 +299,26 @@ def test_how_many_of_eight_are_drawn_by_a_quarter_and_answer(pace, num_drawn, fe
     assert pace.most_replies(num_drawn, 8) == most
 
 
+@pytest.mark.parametrize(
+    ("nodes", "fraction", "least", "ask_more", "without", "drawn"),
+    [
+        (10, 0.1, 1, 1.9, 1, 2),  # 19 * 0.1 is rounded down to 1.
+        (20, 0.1, 1, 1.4, 2, 3),  # 2.8
+        (10, 0.1, 2, 2.0, 2, 4),  # Twice what the least has made of 1.
+        (4, 0.5, 3, 2.0, 3, 4),  # There are no more.
+        (15, 0.1, 1, 1.9, 1, 2),  # 1.9
+        (19, 0.1, 1, 2.0, 1, 3),  # Twice 1.9: more than twice 1.
+        (100, 0.1, 1, 1.1, 10, 11),
+        (100, 0.1, 1, 1.3, 10, 13),
+    ],
+)
+def test_as_many_times_as_many_are_drawn_rounded_up(
+    nodes, fraction, least, ask_more, without, drawn
+):
+    assert Pace().num_drawn(nodes, fraction, least) == without
+    assert Pace(ask_more=ask_more).num_drawn(nodes, fraction, least) == drawn
+
+
 @pytest.mark.parametrize(("quorum", "told"), [(5, 1), (3, 0), (0.9, 0)])
 def test_a_quorum_of_more_than_are_at_work_is_told_once(quorum, told, caplog):
     _, reports, _ = run(Pace(quorum=quorum), rounds=3)
