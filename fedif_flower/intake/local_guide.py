@@ -26,6 +26,7 @@ from fedif_flower.messages.instructions import (
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.stages.clip import RecentLengths
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class LocalGuide(IntakeAround):
         self.reweighs = self.reweighs or guide.weighs
         self._vector: Tensor | None = None  # [d]
         self._num_members = 0  # Whose mean the vector is.
+        self._lengths = RecentLengths()  # Of changes.
         self._taken_in: dict[int, TakenIn] = {}  # By client id.
         self._saved: Mapping[str, Any] | None = None  # Of the run that goes on.
         self._round = 0
@@ -89,6 +91,8 @@ class LocalGuide(IntakeAround):
                 client_id: TakenIn(server_round, factor)
                 for client_id, server_round, factor in self._saved.get("taken_in", [])
             }
+            # Earlier versions bounded the changes of a round by each other alone.
+            self._lengths.load_state_dict(self._saved.get("lengths", {"seen": {}}))
         super().go_on()
 
     def draw(
@@ -157,7 +161,9 @@ class LocalGuide(IntakeAround):
     def _take_in_changes(self, vector: Tensor, client_ids: Sequence[int]) -> None:
         """Move the vector ``[d]`` by the changes that accepted clients sent."""
         changes = self.workspace.beside[VECTOR_KEY][: len(client_ids)]  # [m, d]
-        factors = self._method.shortened(changes)  # [m]
+        lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
+        usual = self._lengths.usual(self._round, client_ids, lengths)
+        factors = self._method.shortened(changes, usual)  # [m]
         num_members = max(len(self.host.nodes.known), len(client_ids))
         if self._num_members and num_members != self._num_members:
             vector = vector * (self._num_members / num_members)  # Members may come later.
@@ -176,6 +182,7 @@ class LocalGuide(IntakeAround):
             "guide": self._guide.state_dict(),
             "vector": self._vector,
             "num_members": self._num_members,
+            "lengths": self._lengths.state_dict(),
             "taken_in": [(client_id, *taken_in) for client_id, taken_in in self._taken_in.items()],
         }
 

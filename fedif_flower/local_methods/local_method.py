@@ -200,13 +200,16 @@ class LocalMethod:
         """
         return None
 
-    def shortened(self, changes: Tensor) -> Tensor:
+    def shortened(self, changes: Tensor, usual_length: float) -> Tensor:  # noqa: ARG002
         """Return by which factors ``[m]`` the server takes changes in, if it ``sends_vector``.
 
         Parameters
         ----------
         changes : Tensor
             ``[m, d]``: what the m accepted replies of a round brought.
+        usual_length : float
+            The median of the lengths that are not 0, of all clients of the last 20 rounds, each
+            client's last (see :class:`~fedif_flower.stages.Clip`); infinity where all are 0.
 
         Returns
         -------

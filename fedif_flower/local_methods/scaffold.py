@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 
 _CONTROL = "scaffold-control"  # c_i, as far as the server has taken it in.
@@ -56,21 +55,22 @@ class Scaffold(LocalMethod):
         local.memory[_CHANGE_ROUND] = torch.tensor(local.server_round)
         return change
 
-    def shortened(self, changes: Tensor) -> Tensor:
+    def shortened(self, changes: Tensor, usual_length: float) -> Tensor:
         r"""Return the factors by which the server takes in changes of control variates.
 
         .. math::
             f_i = \min(1, \min(2 \operatorname{median}_j \lVert \Delta c_j \rVert, 10 \ell) /
             \lVert \Delta c_i \rVert)
 
-        They bound what a hostile client can do to c: the mean of the two lengths in the middle is
-        no bound where a client is one of them, as in each round of two. So :math:`\ell` is the
-        lower one of these two, of the lengths that are not 0. All clients count alike beside that,
-        whatever weights move the model: by weights that change from round to round, c would be the
-        mean of nothing.
+        They bound what a hostile client can do to c, which forgets nothing. The median of a round's
+        m clients alone is no bound where half of them are hostile, as in each round of one. So
+        :math:`\ell` is the ``usual_length``: as long as fewer than half of all clients of the last
+        20 rounds are hostile, it lies within the lengths of the honest ones. All clients count
+        alike beside that, whatever weights move the model: by weights that change from round to
+        round, c would be the mean of nothing.
         """
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
-        bound = (2 * lengths.quantile(0.5)).clamp(max=_MOST_TIMES_USUAL * usual_length(lengths))
+        bound = (2 * lengths.quantile(0.5)).clamp(max=_MOST_TIMES_USUAL * usual_length)
         factors: Tensor = (bound / lengths).clamp(max=1)
         return factors.nan_to_num(1.0)  # 0 / 0: nothing to shorten.
 

@@ -18,6 +18,42 @@ from fedif_flower.stages.stage import Stage
 ROUNDS_REMEMBERED = 20
 
 
+class RecentLengths:
+    """The lengths of what clients sent in the last round that each of them took part in.
+
+    Those of the last 20 rounds count, each client once. They are lengths as they came: an attacker
+    cannot raise a bound that follows from them step by step.
+    """
+
+    def __init__(self) -> None:
+        # By client: last round, length.
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def usual(self, server_round: int, client_ids: Sequence[int], norms: Tensor) -> float:
+        """Remember a round's lengths ``[m]``, and return the usual one; infinity if all are 0."""
+        oldest = server_round - ROUNDS_REMEMBERED
+        self._seen = {
+            client_id: (last_round, length)
+            for client_id, (last_round, length) in self._seen.items()
+            if last_round > oldest
+        }
+        for client_id, norm in zip(client_ids, norms.double().tolist(), strict=True):
+            self._seen[client_id] = (server_round, norm)
+        lengths = torch.tensor([length for _, length in self._seen.values()], dtype=torch.float64)
+        return usual_length(lengths)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything needed to go on."""
+        return {"seen": {client_id: list(last) for client_id, last in self._seen.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._seen = {
+            client_id: (int(last_round), float(length))
+            for client_id, (last_round, length) in state["seen"].items()
+        }
+
+
 @dataclass(eq=False)
 class Clip(Stage):
     r"""Shortens updates to a multiple of the usual length.
@@ -47,8 +83,7 @@ class Clip(Stage):
     needs_lengths_alone = True
 
     multiple: Annotated[float, Setting("how many times the usual length the bound is", gt=0)]
-    # By client: last round, length.
-    _seen: dict[int, tuple[int, float]] = field(default_factory=dict, init=False, repr=False)
+    _lengths: RecentLengths = field(default_factory=RecentLengths, init=False, repr=False)
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with factors in (0, 1]."""
@@ -65,28 +100,17 @@ class Clip(Stage):
         self, server_round: int, client_ids: Sequence[int], squared_norms: Tensor
     ) -> Tensor:
         """Return what to multiply updates of squared lengths ``[m]`` by, and remember these."""
-        oldest = server_round - ROUNDS_REMEMBERED
-        self._seen = {
-            client_id: (last_round, length)
-            for client_id, (last_round, length) in self._seen.items()
-            if last_round > oldest
-        }
-        norms: list[float] = squared_norms.double().sqrt().tolist()
-        for client_id, norm in zip(client_ids, norms, strict=True):
-            self._seen[client_id] = (server_round, norm)
-        lengths = torch.tensor([length for _, length in self._seen.values()], dtype=torch.float64)
-        return clipping_factors(squared_norms, self.multiple * usual_length(lengths))
+        norms = squared_norms.double().sqrt()  # [m]
+        usual = self._lengths.usual(server_round, client_ids, norms)
+        return clipping_factors(squared_norms, self.multiple * usual)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        return {"seen": {client_id: list(last) for client_id, last in self._seen.items()}}
+        return self._lengths.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._seen = {
-            client_id: (int(last_round), float(length))
-            for client_id, (last_round, length) in state["seen"].items()
-        }
+        self._lengths.load_state_dict(state)
 
 
 @dataclass(eq=False)
