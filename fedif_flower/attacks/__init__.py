@@ -11,6 +11,7 @@ from fedif_flower.attacks.registry import (
     AttackConfig,
     behaviour_of,
     build_behaviour,
+    require_data_fit,
     require_fit,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "build_behaviour",
     "malicious_partitions",
     "poison_ratio",
+    "require_data_fit",
     "require_fit",
 ]

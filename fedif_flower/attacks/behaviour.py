@@ -61,9 +61,15 @@ class Behaviour:
     @property
     def needs_tensors(self) -> bool:
         """Whether it changes inputs or labels, which then have to be tensors."""
-        kind = type(self)
-        hooks = ("poison_labels", "poison_examples", "poison_inputs")
-        return any(getattr(kind, hook) is not getattr(Behaviour, hook) for hook in hooks)
+        return self.changes_inputs or self._overrides("poison_labels")
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether it is given inputs to change, which are then floats."""
+        return self._overrides("poison_examples") or self._overrides("poison_inputs")
+
+    def _overrides(self, hook: str) -> bool:
+        return getattr(type(self), hook) is not getattr(Behaviour, hook)
 
     def poison_data(self, data: Any, generator: torch.Generator) -> Any:
         """Return the data to train on, in the form that the task has them; asked at every round.

@@ -7,14 +7,16 @@ from types import MappingProxyType
 from typing import ClassVar, Self
 
 from pydantic import model_validator
+from torch import Tensor
 
 from fedif_flower.attacks.assignment import malicious_partitions, poison_ratio
 from fedif_flower.attacks.behaviour import Backdoor, Behaviour, Colluder
 from fedif_flower.attacks.pixel_trigger import require_target
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError, DataError, require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import setting
+from fedif_flower.tasks.batches import describe
 from fedif_flower.tasks.task import Task
 
 # Each is imported when it is named.
@@ -129,6 +131,16 @@ def behaviour_of(
     if partition_id in malicious_partitions(num_clients, config.malicious_fraction, seed):
         return build_behaviour(config, partition_id=partition_id, seed=seed)
     return Behaviour()
+
+
+def require_data_fit(acting: Behaviour, task: Task, inputs: Tensor) -> None:
+    """Raise DataError if an attack cannot change such data of a task."""
+    name = type(acting).__name__
+    if task.input_range and acting.changes_inputs and not inputs.is_floating_point():
+        raise DataError(
+            f"attack {name} needs float inputs within input_range; the inputs of task "
+            f"{task.name!r} are {describe(inputs)}"
+        )
 
 
 def require_fit(acting: Behaviour, task: Task, attack: str) -> None:

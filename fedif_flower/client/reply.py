@@ -21,6 +21,7 @@ from fedif_flower.attacks import (
     attacks_now,
     behaviour_of,
     build_behaviour,
+    require_data_fit,
     require_fit,
 )
 from fedif_flower.client.held_out import warn_of_classes
@@ -272,7 +273,8 @@ def poisoned_data(
     Raises
     ------
     DataError
-        If the behaviour or the task's ``transform`` needs tensors, and the data are none.
+        If the behaviour or the task's ``transform`` needs tensors, and the data are none, or the
+        behaviour needs others.
     """
     device = next(model.parameters()).device
     data = acting.poison_data(data, torch_generator("poison-data", *ids))
@@ -285,6 +287,7 @@ def poisoned_data(
             )
         return task.transformed(data)
     inputs, targets = pair
+    require_data_fit(acting, task, inputs)
     classes = task.num_classes or 0
     targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids))
     targets = targets.to(device)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks import Backdoor, Behaviour, build_behaviour, require_fit
+from fedif_flower.attacks import Backdoor, Behaviour, build_behaviour, require_data_fit, require_fit
 from fedif_flower.devices import select_device
 from fedif_flower.errors import ConfigError, DataError, FedIFError
 from fedif_flower.local_methods import build_local_method, require_method_fit
@@ -104,7 +104,8 @@ def triggered_test(
     ConfigError
         If the target is no class.
     DataError
-        If the test split is no pair of tensors, or none of its examples can have the trigger.
+        If the test split is no pair of tensors such as the attack needs, or none of its examples
+        can have the trigger.
     """
     if not isinstance(acting, Backdoor):
         return None
@@ -112,6 +113,7 @@ def triggered_test(
     if pair is None:
         raise DataError(f"a backdoor is measured on tensors; test_data is {describe(test_data)}")
     raw_inputs, raw_targets = pair
+    require_data_fit(acting, task, raw_inputs)
     scaled, transform = task.in_unit_range(raw_inputs)
     inputs, targets = acting.triggered(scaled, raw_targets, task.num_classes or 0)
     if not len(targets):

@@ -256,9 +256,14 @@ class Task:
         return self.transform(pair[0]), pair[1]
 
     def in_unit_range(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return inputs in [0, 1], as attacks see them, and the way from there to the model."""
+        """Return inputs in [0, 1], as attacks see them, and the way from there to the model.
+
+        Integers stay as they are: a transform may tell them from floats, as torchvision's do.
+        """
         transform = self.transform or nn.Identity()
         if self.input_range is None or tuple(self.input_range) == (0.0, 1.0):
+            return inputs, transform
+        if not inputs.is_floating_point():
             return inputs, transform
         low, high = self.input_range
 

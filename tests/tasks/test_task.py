@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from fedif_flower.attacks import Behaviour
 from fedif_flower.attacks.adversarial import AdversarialSamples
+from fedif_flower.attacks.edge_case import EdgeCase
 from fedif_flower.attacks.gradient_noise import GradientNoise
 from fedif_flower.attacks.label_noise import LabelNoise
+from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
@@ -64,6 +66,38 @@ def test_attacks_see_inputs_in_the_unit_range_and_models_what_they_take():
     plain, unchanged = task().in_unit_range(inputs)
     assert plain is inputs
     assert unchanged(inputs) is inputs
+
+
+def scaled_bytes(inputs: Tensor) -> Tensor:
+    """Return bytes as parts of 255, and floats as they are, as torchvision's ToDtype does."""
+    if inputs.is_floating_point():
+        return inputs
+    return inputs.float() / 255
+
+
+def test_clients_and_server_see_the_same_integers():
+    own = task(num_classes=2, input_range=(0, 255), transform=scaled_bytes)
+    data = torch.tensor([[0], [51], [255]], dtype=torch.uint8), torch.tensor([0, 1, 0])
+    of_client, _ = poisoned_data(own, nn.Linear(1, 2), data, Behaviour(), (0, 0), 1)
+    of_server, _ = own.transformed(data)
+    assert of_client.flatten().tolist() == pytest.approx([0.0, 0.2, 1.0])
+    assert torch.equal(of_client, of_server)
+
+
+def test_attacks_that_change_inputs_refuse_integers():
+    own = task(num_classes=2, input_range=(0, 255), transform=scaled_bytes)
+    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])
+    needed = (
+        r"needs float inputs within input_range; the inputs of task 't' are uint8 \[2, 1, 4, 4\]"
+    )
+    for acting in (AdversarialSamples(0.5), PixelTrigger(0.5), EdgeCase(0.5)):
+        with pytest.raises(DataError, match=f"attack {type(acting).__name__} {needed}"):
+            poisoned_data(own, nn.Linear(1, 2), images, acting, (0, 0), 1)
+    with pytest.raises(DataError, match=f"attack PixelTrigger {needed}"):
+        triggered_test(PixelTrigger(0.5), own, images, own.build_model(0), "cpu")
+    # One that changes labels alone takes them.
+    inputs, _ = poisoned_data(own, nn.Linear(1, 2), images, LabelNoise(0.5), (0, 0), 1)
+    assert torch.equal(inputs, torch.zeros(2, 1, 4, 4))
 
 
 def test_a_transform_needs_tensors():
