@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.tasks.batches import holds_classes
 from fedif_flower.tasks.task import Task
 
 Normalize = Callable[[Tensor], Tensor]
@@ -55,6 +56,13 @@ class Behaviour:
         """Return what this behaviour needs that a task does not have; empty: it fits.
 
         As the end of a sentence: ``"class labels (num_classes)"``.
+        """
+        return ""
+
+    def label_misfit(self, labels: Tensor) -> str:
+        """Return what this behaviour needs that a client's labels are not; empty: they fit.
+
+        As the end of a sentence: ``"integer labels"``.
         """
         return ""
 
@@ -169,6 +177,12 @@ class Backdoor(Behaviour):
     def misfit(self, task: Task) -> str:
         """Return that it needs a class to aim at, and inputs to put a trigger on."""
         return lacks_images(task)
+
+    def label_misfit(self, labels: Tensor) -> str:
+        """Return that it needs to know each example's class."""
+        if labels.dim() == 1 and holds_classes(labels):
+            return ""
+        return "one integer label per example"
 
     @abstractmethod
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.tasks.batches import holds_classes
 from fedif_flower.tasks.task import Task
 
 
@@ -64,6 +65,12 @@ class LabelNoise(Behaviour):
         if task.num_classes:
             return ""
         return "class labels (num_classes)"
+
+    def label_misfit(self, labels: Tensor) -> str:
+        """Return that it draws other classes, not other probabilities."""
+        if holds_classes(labels):
+            return ""
+        return "integer labels"
 
     def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
         """Return the labels with a share of them flipped (see :func:`flip_labels`)."""

@@ -133,13 +133,19 @@ def behaviour_of(
     return Behaviour()
 
 
-def require_data_fit(acting: Behaviour, task: Task, inputs: Tensor) -> None:
+def require_data_fit(acting: Behaviour, task: Task, inputs: Tensor, labels: Tensor) -> None:
     """Raise DataError if an attack cannot change such data of a task."""
     name = type(acting).__name__
     if task.input_range and acting.changes_inputs and not inputs.is_floating_point():
         raise DataError(
             f"attack {name} needs float inputs within input_range; the inputs of task "
             f"{task.name!r} are {describe(inputs)}"
+        )
+    missing = acting.label_misfit(labels)
+    if missing:
+        raise DataError(
+            f"attack {name} needs {missing}; the targets of task {task.name!r} are "
+            f"{describe(labels)}"
         )
 
 

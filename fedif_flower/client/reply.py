@@ -287,7 +287,7 @@ def poisoned_data(
             )
         return task.transformed(data)
     inputs, targets = pair
-    require_data_fit(acting, task, inputs)
+    require_data_fit(acting, task, inputs, targets)
     classes = task.num_classes or 0
     targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids))
     targets = targets.to(device)

@@ -76,6 +76,9 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
     model = task.build_model(config.seed)
     raw_validation = task.load("validation_data", site)
     raw_test = task.load("test_data", site)
+    held_out = tensor_pair(raw_validation)
+    if held_out is not None:
+        require_data_fit(acting, task, *held_out)
     validation_data = task.transformed(raw_validation)
     test_data = task.transformed(raw_test)
     require_method_fit(method, task, validation_data, config.local_method)
@@ -113,7 +116,7 @@ def triggered_test(
     if pair is None:
         raise DataError(f"a backdoor is measured on tensors; test_data is {describe(test_data)}")
     raw_inputs, raw_targets = pair
-    require_data_fit(acting, task, raw_inputs)
+    require_data_fit(acting, task, raw_inputs, raw_targets)
     scaled, transform = task.in_unit_range(raw_inputs)
     inputs, targets = acting.triggered(scaled, raw_targets, task.num_classes or 0)
     if not len(targets):

@@ -254,6 +254,11 @@ def num_rows(batch: Any) -> int | None:
     return lengths.pop()
 
 
+def holds_classes(labels: Tensor) -> bool:
+    """Tell whether labels can be classes: probabilities are none."""
+    return not labels.is_floating_point() and not labels.is_complex()
+
+
 def class_labels(batch: Any) -> Tensor | None:
     """Return the integer targets ``[n]`` that end a batch; ``None`` where there are no such."""
     if not isinstance(batch, list | tuple) or not batch:
@@ -261,9 +266,7 @@ def class_labels(batch: Any) -> Tensor | None:
     targets = batch[-1]
     if not isinstance(targets, Tensor) or targets.dim() != 1:
         return None
-    if targets.is_floating_point() or targets.is_complex():
-        return None
-    return targets
+    return targets if holds_classes(targets) else None
 
 
 def describe(value: Any) -> str:

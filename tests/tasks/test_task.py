@@ -19,7 +19,8 @@ from fedif_flower.attacks.pixel_trigger import PixelTrigger
 from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
-from fedif_flower.run.loaded_task import triggered_test
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.loaded_task import load_task, triggered_test
 from fedif_flower.tasks.models import MODELS, Dropout, MaxPool, build_model, default_model
 from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 from fedif_flower.tasks.task import Metric, Site, Task
@@ -98,6 +99,47 @@ def test_attacks_that_change_inputs_refuse_integers():
     # One that changes labels alone takes them.
     inputs, _ = poisoned_data(own, nn.Linear(1, 2), images, LabelNoise(0.5), (0, 0), 1)
     assert torch.equal(inputs, torch.zeros(2, 1, 4, 4))
+
+
+def probabilities(labels: Tensor) -> Tensor:
+    return functional.one_hot(labels, 3).float()
+
+
+def test_attacks_on_labels_refuse_probabilities():
+    own = task(num_classes=3, input_range=(0.0, 1.0))
+    images = torch.rand(3, 1, 4, 4)
+    labels = torch.tensor([0, 1, 2])
+    model, ids = nn.Linear(1, 2), ((0, 0), 1)
+    are = r"the targets of task 't' are float32 \[3, 3\]"
+    needed = {LabelNoise: "integer labels"}
+    needed |= dict.fromkeys((PixelTrigger, EdgeCase), "one integer label per example")
+    for kind, words in needed.items():
+        with pytest.raises(DataError, match=f"attack {kind.__name__} needs {words}; {are}"):
+            poisoned_data(own, model, (images, probabilities(labels)), kind(0.5), *ids)
+    with pytest.raises(DataError, match=f"attack SemanticBackdoor needs one integer .*; {are}"):
+        triggered_test(SemanticBackdoor(1), own, (images, probabilities(labels)), model, "cpu")
+    # A label for each pixel is as good to change, but stands for no class of the image.
+    pixels = torch.zeros(3, 4, 4, dtype=torch.int64)
+    _, noisy = poisoned_data(own, model, (images, pixels), LabelNoise(0.5), *ids)
+    assert (noisy > 0).sum() == 24
+    with pytest.raises(DataError, match=r"PixelTrigger needs one .* int64 \[3, 4, 4\]"):
+        poisoned_data(own, model, (images, pixels), PixelTrigger(0.5), *ids)
+    # Adversarial samples raise the cross-entropy, which probabilities have too.
+    raising = AdversarialSamples(0.5)
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    poisoned_data(own, flat, (images, probabilities(labels)), raising, *ids)
+
+
+def test_a_run_whose_attack_changes_labels_refuses_probabilities_before_round_1():
+    def data(site):
+        return torch.rand(3, 4), probabilities(torch.tensor([0, 1, 2]))
+
+    splits = dict.fromkeys(("client_data", "validation_data", "test_data"), data)
+    own = task(model=lambda: nn.Linear(4, 3), num_classes=3, **splits)
+    config = RunConfig.from_run_config({"task": "this-app:t", "attack": "label-noise"})
+    with pytest.raises(DataError, match="attack LabelNoise needs integer labels; the targets"):
+        load_task(config, own)
+    load_task(config.replace(attack="sign-flip"), own)
 
 
 def test_a_transform_needs_tensors():
