@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +168,6 @@ def tensors_in(data: Data) -> Iterator[Tensor]:
             yield from tensors_of(batch)
 
 
-@lru_cache(maxsize=64)
-def _hash(task: Task, site: Site) -> str:
-    """Return a hash of the tensors that the server holds."""
-    return tensors_hash(_held_out_tensors(task, site))[:24]
-
-
 def _held_out_tensors(task: Task, site: Site) -> Iterator[Tensor]:
     """Yield the tensors of a task's held-out data, untransformed."""
     yield from tensors_in(task.load("validation_data", site))
@@ -184,7 +177,10 @@ def _held_out_tensors(task: Task, site: Site) -> Iterator[Tensor]:
 def fingerprint(config: RunConfig, task: Task | None = None) -> str:
     """Return a text that changes whenever a task's data do."""
     task = task or build_task(config)
-    return task.fingerprint or _hash(task, site_of(config))
+    if task.fingerprint:
+        return task.fingerprint
+    # Read anew each time: what a function returns may have changed meanwhile.
+    return tensors_hash(_held_out_tensors(task, site_of(config)))[:24]
 
 
 def site_of(config: RunConfig) -> Site:

@@ -20,7 +20,7 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.loaded_task import load_task, triggered_test
+from fedif_flower.run.loaded_task import fingerprint, load_task, triggered_test
 from fedif_flower.tasks.models import MODELS, Dropout, MaxPool, build_model, default_model
 from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
 from fedif_flower.tasks.task import Metric, Site, Task
@@ -140,6 +140,23 @@ def test_a_run_whose_attack_changes_labels_refuses_probabilities_before_round_1(
     with pytest.raises(DataError, match="attack LabelNoise needs integer labels; the targets"):
         load_task(config, own)
     load_task(config.replace(attack="sign-flip"), own)
+
+
+def test_a_task_whose_data_change_has_another_fingerprint():
+    inputs = torch.zeros(3, 4)
+
+    def data(site):
+        return inputs.clone(), torch.tensor([0, 1, 2])
+
+    splits = dict.fromkeys(("client_data", "validation_data", "test_data"), data)
+    own = task(model=lambda: nn.Linear(4, 3), **splits)
+    config = RunConfig.from_run_config({"task": "this-app:t"})
+    before = load_task(config, own).fingerprint
+    assert load_task(config, own).fingerprint == before
+    inputs += 1
+    after = load_task(config, own).fingerprint
+    assert after != before
+    assert fingerprint(config, own) == after
 
 
 def test_a_transform_needs_tensors():
