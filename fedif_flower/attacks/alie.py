@@ -9,6 +9,7 @@ from typing import Annotated
 from torch import Tensor
 
 from fedif_flower.attacks.behaviour import ShiftedMean
+from fedif_flower.errors import require
 from fedif_flower.settings import Setting
 
 _MANY = 10_000  # Clients of a federation so large that only the share of malicious ones counts.
@@ -58,6 +59,11 @@ class Alie(ShiftedMean):
     z : float, optional
         In place of the one that follows.
 
+    Raises
+    ------
+    ConfigError
+        If all are malicious and z is to follow: nobody's spread is left to hide in.
+
     References
     ----------
     Baruch et al., 2019 (A little is enough), algorithm 3.
@@ -67,6 +73,13 @@ class Alie(ShiftedMean):
     z: Annotated[
         float | None, Setting("deviations from the mean", gt=0, auto="as its paper computes it")
     ] = None
+
+    def __post_init__(self) -> None:
+        """Refuse a share from which no z follows."""
+        if self.z is None:
+            share = self.malicious_fraction
+            allowed = "< 1 where alie.z is 'auto', which reckons with honest clients"
+            require(share < 1, "malicious-fraction", share, allowed)
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> float:
         """Return z."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.attacks import ClientRound
+from fedif_flower.attacks import ClientRound, build_behaviour
 from fedif_flower.attacks.alie import Alie, largest_shift
 from fedif_flower.attacks.fang import Fang
 from fedif_flower.attacks.free_riders import RepeatStep, ReturnModel, ReturnWithNoise
@@ -24,6 +24,8 @@ from fedif_flower.attacks.random_update import RandomUpdate
 from fedif_flower.attacks.scaling import HonestScaling, Scaling
 from fedif_flower.attacks.sign_flip import SignFlip
 from fedif_flower.attacks.sybils import Sybils
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
 
 
 def client_round(received, trained, server_round=1, memory=None) -> ClientRound:
@@ -142,6 +144,16 @@ def test_the_shift_leaves_a_majority_further_out():
 
     # Without a given shift it follows from the share: Phi(z) = 0.5 / (1 - share). Mean 1, std 1.
     assert float(sent_by(Alie(0.4), [[0.0], [2.0]])[0]) == pytest.approx(1 - 0.96742, abs=1e-3)
+
+
+def test_no_shift_follows_where_all_are_malicious():
+    named = {"attack": "alie", "malicious-fraction": 1.0}
+    words = "malicious-fraction = 1.0; allowed: < 1 where alie.z is 'auto'"
+    with pytest.raises(ConfigError, match=words):
+        build_behaviour(RunConfig.from_run_config(named), partition_id=0, seed=0)
+    given_z = RunConfig.from_run_config({**named, "alie.z": 2.0})
+    attack = build_behaviour(given_z, partition_id=0, seed=0)
+    assert float(sent_by(attack, [[0.0], [2.0]])[0]) == -1  # Mean 1, std 1.
 
 
 @given(k=st.integers(2, 6), d=st.integers(1, 8), seed=st.integers(0, 2**31))
