@@ -51,6 +51,8 @@ class Behaviour:
     """
 
     remembers = False  # Whether it puts something into a client's memory.
+    # Whether it sends what training made of the model's buffers, such as batch norm's statistics.
+    sends_buffers = True
 
     def misfit(self, task: Task) -> str:
         """Return what this behaviour needs that a task does not have; empty: it fits.

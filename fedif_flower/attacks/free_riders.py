@@ -1,4 +1,7 @@
-"""Free riders: clients that want a share of the model, or of a reward, without any work."""
+"""Free riders: clients that want a share of the model, or of a reward, without any work.
+
+They send buffers, such as batch norm's statistics, as they received them.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ def last_step(own: ClientRound) -> Tensor:
 class ReturnModel(Behaviour):
     """A free rider that sends the received model back."""
 
+    sends_buffers = False
+
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters."""
         return own.received
@@ -56,6 +61,7 @@ class RepeatStep(Behaviour):
     """
 
     remembers = True
+    sends_buffers = False
 
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
@@ -85,6 +91,7 @@ class ReturnWithNoise(Behaviour):
     """
 
     remembers = True
+    sends_buffers = False
 
     factor: Annotated[
         float, Setting("c: the length of the noise, in lengths of the step", gt=0)

@@ -105,7 +105,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         generator = torch_generator("local-training", *ids, server_round)
         mu = cast(float, settings.get(PROXIMAL_KEY, 0.0))
         trained = train_task(task, model, local.data, config, generator, proximal_mu=mu, term=term)
-        sent = _poison_model(model, acting, local, ids, attack_memory)
+        sent = _poison_model(model, arrays, acting, local, ids, attack_memory)
         with torch.no_grad():
             vector = method.finish(local, term, sent)
     metrics = MetricRecord(
@@ -194,6 +194,7 @@ def _arrays_beside_model(vector: Tensor | None, term: LocalTerm) -> dict[str, Te
 @torch.no_grad()
 def _poison_model(
     model: nn.Module,
+    arrays: ArrayRecord,
     acting: Behaviour,
     local: LocalRound,
     ids: tuple[int, int],
@@ -210,6 +211,8 @@ def _poison_model(
     )
     poisoned = acting.poison_update(client_round)
     sent = poisoned.to(trained)
+    if not acting.sends_buffers:
+        load_arrays(model, arrays)
     if poisoned is not trained:
         vector_to_parameters(sent, trainable_parameters(model))
     return sent

@@ -87,6 +87,8 @@ class NoisyStep(Behaviour):
         c > 0.
     """
 
+    sends_buffers = False
+
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -107,6 +109,8 @@ class OlderStep(Behaviour):
     back : int
         k >= 2; 2: the step before the last one.
     """
+
+    sends_buffers = False
 
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 2.0
     back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2

@@ -75,6 +75,42 @@ def test_a_client_begins_with_the_buffers_that_the_model_was_built_with():
     assert sent_back(Doubling, 1.0, 0.1) == pytest.approx([1.4] * 3)
 
 
+@pytest.mark.parametrize("attack", ["free-rider", "free-rider-step", "free-rider-noise"])
+def test_a_free_rider_sends_buffers_as_it_received_them(attack):
+    def four(site):
+        return torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 1])
+
+    def normed():
+        return nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+
+    def sent_by(attack):
+        config = ClientConfig(
+            num_clients=1,
+            task="this-app:own",
+            local_epochs=1,
+            batch_size=2,
+            device="cpu",
+            attack=attack,
+            malicious_fraction=1.0,
+        )
+        told = instructions(config, task, run="run")
+        told[ROUND_KEY] = 1
+        content = RecordDict({"arrays": tensor_arrays(received), "config": told})
+        question = Message(content, FIRST_NODE_ID, MessageType.TRAIN)
+        (reply,) = LocalGrid(task_app(task), 1).send_and_receive([question])
+        return reply.content["arrays"].to_torch_state_dict()
+
+    data = dict.fromkeys(("client_data", "validation_data", "test_data"), four)
+    task = Task(name="own", model=normed, num_classes=2, **data)
+    received = normed().state_dict()
+    # In its first round it knows no step: it sends the model as it is.
+    sent = sent_by(attack)
+    assert all(torch.equal(sent[name], received[name]) for name in received)
+    honest = sent_by("none")
+    assert int(honest["0.num_batches_tracked"]) == 2
+    assert not torch.equal(honest["0.running_mean"], received["0.running_mean"])
+
+
 def test_a_client_in_bfloat16_that_does_nothing_sends_what_it_received():
     weight = torch.tensor(1.00123).item()
     assert sent_back(Narrow, weight, 1e-30) == [weight] * 3
