@@ -32,6 +32,7 @@ _STAGE = "stage"
 _LEVEL = "level"
 # What a client keeps between its rounds.
 _LABELS = "fedcorr-labels"
+_OWN_LABELS = "fedcorr-own-labels"
 _LOSSES = "fedcorr-losses"
 _DONE = "fedcorr-done"
 _BATCH = 256
@@ -120,12 +121,15 @@ class FedCorr(CheckedFields, LocalMethod):
         pair = tensor_pair(local.data)
         assert pair is not None  # misfit
         inputs, own_labels = pair
-        labels = local.memory.get(_LABELS)
+        own_labels_now = own_labels.cpu()
+        own_labels_before = local.memory.get(_OWN_LABELS)
         # Other data than last time: what is remembered of single examples is void.
-        if labels is None or len(labels) != len(own_labels):
+        if own_labels_before is None or not torch.equal(own_labels_before, own_labels_now):
+            local.memory[_OWN_LABELS] = own_labels_now
+            local.memory[_LABELS] = own_labels_now
             local.memory[_LOSSES] = torch.zeros(len(own_labels), dtype=torch.float64)
             local.memory.pop(_DONE, None)
-            labels = own_labels.cpu()
+        labels = local.memory[_LABELS]
         level = float(local.told.get(_LEVEL, 0.0))
         stage = local.told.get(_STAGE)
         if level and stage != FINE_TUNING and _DONE not in local.memory:

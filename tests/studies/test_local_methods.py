@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.local_methods import LocalRound
 from fedif_flower.run.rows import read_rows
+from fedif_flower.tasks.config import TrainingConfig
 from fedif_studies.local_methods.fedcorr import FedCorr, corrected, intrinsic_dimensions
 from fedif_studies.local_methods.fednoro import FedNoRo, distance_aware
 from fedif_studies.local_methods.mixture import in_higher, on_one_scale
@@ -48,6 +50,28 @@ def test_labels_are_replaced_by_what_the_model_is_sure_of():
     found = corrected(labels, probabilities, torch.tensor([0, 1, 2]), 0.7)
     assert found.tolist() == [1, 0, 0, 1]
     assert labels.tolist() == [0, 0, 1, 1]
+
+
+def test_corrections_are_of_the_labels_that_were_corrected():
+    memory: dict[str, Tensor] = {}
+    # It answers with class 1 whatever it sees.
+    model = nn.Linear(1, 2)
+    model.load_state_dict({"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, 9.0])})
+    received = nn.utils.parameters_to_vector(model.parameters()).detach()
+    method = FedCorr(num_classes=2, relabelled=1.0)
+
+    def labels_at(server_round: int, own: list[int], level: float) -> list[int]:
+        told = {"stage": "pass", "level": level}
+        data = torch.zeros(4, 1), torch.tensor(own)
+        training = TrainingConfig()
+        local = LocalRound(model, received, training, memory, server_round, told=told, data=data)
+        return method.examples(local)[1].tolist()
+
+    assert labels_at(1, [0, 1, 0, 1], level=1.0) == [1, 1, 1, 1]
+    assert labels_at(2, [0, 1, 0, 1], level=0.0) == [1, 1, 1, 1]
+    # An attack begins in round 3, and ends after it.
+    assert labels_at(3, [1, 0, 1, 0], level=0.0) == [1, 0, 1, 0]
+    assert labels_at(4, [0, 1, 0, 1], level=0.0) == [0, 1, 0, 1]
 
 
 def test_weights_fall_with_the_distance_from_clean_clients():
