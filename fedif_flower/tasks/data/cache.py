@@ -35,6 +35,7 @@ from fedif_flower.storage import (
 )
 
 FORMAT = 1
+_REMARKS = "remarks.json"  # Of an entry; beside what its fingerprint is of.
 Moments = tuple[tuple[float, ...], tuple[float, ...]]  # Means and deviations, by channel.
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Dataset:
     fingerprint : str
         Hex digits that change whenever pixels, labels or any other attribute do.
     remarks : tuple of str
-        Which files of the source are not read, in words.
+        Which files of the source are not read, and what others lost, in words.
     """
 
     name: str
@@ -132,6 +133,8 @@ class RawDataset:
     moments : tuple of two tuples of float, optional
         Means and deviations of the channels, of pixels in [0, 1]; computed from the train split if
         left out.
+    remarks : callable, optional
+        Called once all blocks are read: what their images lost on the way, in words.
     """
 
     classes: tuple[str, ...]
@@ -140,6 +143,7 @@ class RawDataset:
     train: RawSplit
     test: RawSplit
     moments: Moments | None = None
+    remarks: Callable[[], list[str]] = list
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,8 @@ def open_prepared(name: str, source: Source, root: Path) -> Dataset:
                 remove_leftovers(entry)
                 _prepare(name, source.read(), entry)
     try:
-        return replace(_read(entry), remarks=tuple(source.remarks()))
+        remarks = [*source.remarks(), *_read_remarks(entry)]
+        return replace(_read(entry), remarks=tuple(remarks))
     except Exception as error:
         raise DataError(
             f"{entry} is damaged ({error}); remove that folder to have it prepared again"
@@ -234,6 +239,15 @@ def _read(entry: Path) -> Dataset:
         std=tuple(meta["std"]),
         fingerprint=meta["fingerprint"],
     )
+
+
+def _read_remarks(entry: Path) -> list[str]:
+    """Return what the images of an entry lost when it was prepared, in words."""
+    path = entry / _REMARKS
+    if not path.exists():
+        return []
+    remarks: list[str] = json.loads(path.read_text(encoding="utf-8"))
+    return remarks
 
 
 def _fingerprint(meta: dict[str, Any]) -> str:
@@ -266,6 +280,9 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
             "files": files,
         }
         meta["fingerprint"] = _fingerprint(meta)
+        remarks = raw.remarks()
+        if remarks:
+            write_atomically(temporary / _REMARKS, json.dumps(remarks))
         write_atomically(temporary / "meta.json", json.dumps(meta, indent=1))
         temporary.rename(entry)
         sync_directory(entry.parent)

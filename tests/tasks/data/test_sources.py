@@ -82,6 +82,22 @@ def test_what_is_passed_over_is_counted(tree: Path) -> None:
     assert raw.train.labels.tolist() == [0, 1, 1]
 
 
+def test_images_that_lose_pages_or_transparency_are_counted(tree: Path) -> None:
+    pages = [Image.fromarray(np.full((1, 3), value, dtype=np.uint8)) for value in (50, 100, 150)]
+    pages[0].save(tree / "train/cat/2.tif", save_all=True, append_images=pages[1:])
+    grey_and_alpha = np.array([[[9, 255], [9, 255], [9, 0]]], dtype=np.uint8)
+    Image.fromarray(grey_and_alpha, "LA").save(tree / "test/cat/1.png")
+    save(tree / "test/cat/2.png", [[1, 2, 3]], "LA")  # Opaque: it loses nothing.
+    remarks = (
+        "train: the first page or frame of several is read (1 images)",
+        "test: transparency is left out (1 images)",
+    )
+    for _ in range(2):  # When the images are prepared, and afterwards.
+        dataset = load_dataset("image-folder", tree)
+        assert dataset.remarks == remarks
+    assert dataset.train.images[3].tolist() == [[[50, 50, 50]]]
+
+
 def test_remarks_are_those_of_the_folder_though_the_images_are_prepared(tree: Path, caplog) -> None:
     before = load_dataset("image-folder", tree)
     assert before.remarks == ()

@@ -43,9 +43,10 @@ class ImageFolder(Source):
     """Any tree of equally large images, one folder per class, labels in the classes' sort order.
 
     Hidden files are passed over. So are files without an image's suffix, images outside of a class
-    folder and folders such as ``__MACOSX``, with a remark that counts them. Every class needs a
-    folder in ``train``, if only an empty one: nodes that lack examples of a class then agree on the
-    labels. Only clients may leave ``test`` out.
+    folder and folders such as ``__MACOSX``, with a remark that counts them. Another counts images
+    that lose their pages after the first, or their transparency. Every class needs a folder in
+    ``train``, if only an empty one: nodes that lack examples of a class then agree on the labels.
+    Only clients may leave ``test`` out.
     """
 
     @cached_property
@@ -96,13 +97,15 @@ class ImageFolder(Source):
     def read(self) -> RawDataset:
         """Return the splits; their images are decoded as they are asked for."""
         train, test = self._splits
-        first = _decode(train.paths[0])
+        first = _decode(train.paths[0], Counter())
         label_of = {name: label for label, name in enumerate(train.classes)}
+        lost: dict[str, Counter[str]] = {}
 
-        def split(listing: Listing) -> RawSplit:
+        def split(name: str, listing: Listing) -> RawSplit:
             def blocks() -> Iterator[NDArray[np.uint8]]:
+                lost[name] = Counter()
                 for path in listing.paths:
-                    image = _decode(path)
+                    image = _decode(path, lost[name])
                     if image.shape != first.shape:
                         raise DataError(
                             f"{path} has (channels, height, width) = {image.shape} but "
@@ -115,13 +118,21 @@ class ImageFolder(Source):
             labels = [label_of[listing.classes[label]] for label in listing.labels]
             return RawSplit(np.array(labels, dtype=np.int64), blocks)
 
+        def remarks() -> list[str]:
+            return [
+                f"{name}: {kind} ({count} images)"
+                for name, counts in lost.items()
+                for kind, count in sorted(counts.items())
+            ]
+
         channels, height, width = first.shape
         return RawDataset(
             classes=train.classes,
             image_shape=(channels, height, width),
             max_value=255,
-            train=split(train),
-            test=split(test),
+            train=split("train", train),
+            test=split("test", test),
+            remarks=remarks,
         )
 
 
@@ -194,14 +205,15 @@ def _suffix_words(name: str) -> str:
     return f"files {suffix}"
 
 
-def _decode(path: str) -> NDArray[np.uint8]:
-    """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise."""
+def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
+    """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise; count what it lost."""
     try:
         with Image.open(path) as image:
             mode = _MODES.get(image.mode)
             if mode is None:
                 allowed = ", ".join(_MODES)
                 raise DataError(f"{path} has Pillow's mode {image.mode!r}; allowed: {allowed}")
+            lost.update(_losses(image))
             pixels = np.asarray(image.convert(mode), dtype=np.uint8)
     except DataError:
         raise
@@ -210,6 +222,16 @@ def _decode(path: str) -> NDArray[np.uint8]:
     if mode == "L":
         return pixels[None]
     return pixels.transpose(2, 0, 1)
+
+
+def _losses(image: Image.Image) -> Iterator[str]:
+    """Yield in words what of an image is not read."""
+    if getattr(image, "n_frames", 1) > 1:
+        yield "the first page or frame of several is read"
+    has_alpha = image.mode in ("LA", "RGBA")
+    is_opaque = has_alpha and image.getchannel("A").getextrema() == (255, 255)
+    if "transparency" in image.info or (has_alpha and not is_opaque):
+        yield "transparency is left out"
 
 
 def class_folders(classes: Sequence[str]) -> list[str]:
