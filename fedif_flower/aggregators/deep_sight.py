@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import vector_to_parameters
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.aggregators.flame import cosine_distances, density_clusters, labels_by_values
@@ -88,6 +88,7 @@ class DeepSight(CheckedFields):
         self._layer = output_layer(self.model, "DeepSight")
         require(self._layer.shape[0] > 1, "model", "of one output", "classes, for DeepSight")
         self._shape, self._low, self._high = _kind_of_input(self.root_data)
+        self._require_outputs()
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
@@ -127,6 +128,16 @@ class DeepSight(CheckedFields):
                 after = self._log_probabilities(client_params, client_buffers, inputs)
                 ratios.append(probability_ratios(after, before))
         return torch.stack(ratios).view(self.draws, len(params), -1)
+
+    @torch.no_grad()
+    def _require_outputs(self) -> None:
+        """Raise ConfigError if the last layer is not the one whose outputs the model returns."""
+        params = parameters_to_vector(trainable_parameters(self.model))
+        inputs = torch.full((2, *self._shape), self._low).to(params)
+        count = self._log_probabilities(params, self.model.state_dict(), inputs).shape[1]
+        outputs = self._layer.shape[0]
+        words = f"a model of {count} outputs whose head is registered last, for DeepSight"
+        require(outputs == count, "model", f"{self._layer.name} of {outputs} outputs", words)
 
     @torch.no_grad()
     def _log_probabilities(

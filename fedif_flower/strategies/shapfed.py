@@ -26,7 +26,8 @@ class ShapFedValuation:
     ----------
     model : torch.nn.Module
         Tells where the last layer lies: its last trainable parameter of two dimensions,
-        ``[classes, features]``.
+        ``[classes, features]``. That is the one that is registered last: a module defines its head
+        after its body.
     """
 
     validation = None  # There is no validation set: steps are bounded by their lengths alone.

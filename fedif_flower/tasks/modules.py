@@ -52,10 +52,13 @@ class OutputLayer(NamedTuple):
     shape: torch.Size
     weight: slice
     bias: slice | None = None
+    name: str = ""  # Of the weight.
 
 
 def output_layer(model: nn.Module, user: str) -> OutputLayer:
     """Return the last trainable parameter of two dimensions, and the bias that follows it.
+
+    The last is the one that the model registers last, whatever its ``forward`` calls last.
 
     Raises
     ------
@@ -71,7 +74,7 @@ def output_layer(model: nn.Module, user: str) -> OutputLayer:
         module_name = name.rpartition(".")[0]
         place = slice(end, end + parameter.numel())
         if parameter.dim() == 2:
-            layer = OutputLayer(parameter.shape, place)
+            layer = OutputLayer(parameter.shape, place, name=name)
             layer_name = module_name
         elif layer and layer.weight.stop == end and module_name == layer_name:
             layer = layer._replace(bias=place)

@@ -119,11 +119,24 @@ def test_a_model_without_a_last_bias_or_with_a_frozen_part_in_bfloat16_is_judged
     assert not report.failed
 
 
+class HeadFirst(nn.Module):
+    """Registers its head before its body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3)
+        self.body = nn.Linear(2, 8)
+
+    def forward(self, inputs):
+        return self.head(self.body(inputs).relu())
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
         (nn.Conv2d(1, 1, 1), INPUTS, "the model has no fully connected layer"),
         (nn.Linear(2, 2), (torch.ones(2, 2).long(), INPUTS[1]), "random inputs like int64"),
+        (HeadFirst(), INPUTS, "model = 'body.weight of 8 outputs'; allowed: a model of 3 outputs"),
         (nn.Linear(2, 1), INPUTS, "model = 'of one output'; allowed: classes"),
     ],
 )
