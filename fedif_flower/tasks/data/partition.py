@@ -25,6 +25,8 @@ from fedif_flower.storage import (
     write_atomically,
 )
 
+_EVEN = 100.0  # From this alpha on, a larger one hardly evens out the shares.
+
 
 def dirichlet_partition(
     labels: Tensor | NDArray[np.integer[Any]] | Sequence[int],
@@ -59,8 +61,8 @@ def dirichlet_partition(
     Raises
     ------
     ConfigError
-        If labels are no integers, there are too many partitions, or :math:`\alpha` is so small
-        that one has no example.
+        If labels are no integers, there are too many partitions, or one would have no example:
+        :math:`\alpha` is too small, or there are hardly more examples than partitions.
     DataError
         If the cache cannot be written.
 
@@ -137,9 +139,13 @@ def _draw(
                 for i in range(num_partitions)
             ]
     except ValueError as error:
+        # The larger alpha, the nearer everybody is to an equal share, which may be too few.
+        allowed = (
+            "fewer clients" if alpha >= _EVEN else "a larger dirichlet-alpha, or fewer clients"
+        )
         raise ConfigError(
-            f"dirichlet-alpha = {alpha}: found no division among {num_partitions} clients in which "
-            "each has an example; allowed: a larger dirichlet-alpha, or fewer clients"
+            f"dirichlet-alpha = {alpha}: found no division of {len(labels)} examples among "
+            f"{num_partitions} clients in which each has one; allowed: {allowed}"
         ) from error
 
 

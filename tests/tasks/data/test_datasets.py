@@ -157,6 +157,19 @@ def test_what_cannot_be_divided_is_refused(digits, cache, num, alpha, message, r
     assert not recwarn.list
 
 
+@pytest.mark.parametrize(
+    ("alpha", "allowed"),
+    [
+        (0.001, "allowed: a larger dirichlet-alpha, or fewer clients$"),
+        (1e3, "allowed: fewer clients$"),
+    ],
+)
+def test_what_would_help_is_said_where_a_client_has_no_example(cache, alpha, allowed) -> None:
+    labels = np.random.default_rng(0).integers(0, 3, 50)
+    with pytest.raises(ConfigError, match=f"division of 50 examples among 50 clients .* {allowed}"):
+        dirichlet_partition(labels, 50, alpha, 0)
+
+
 @given(st.integers(2, 500), st.integers(0, 2**32), st.floats(0.01, 0.99))
 def test_split_is_disjoint_complete_and_never_empty(num: int, seed: int, fraction: float) -> None:
     validation, test = split_test(num, seed, fraction)
