@@ -94,7 +94,7 @@ class Behaviour:
         return data
 
     def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """Return the labels ``[n]`` to train on; asked once, before the first training.
+        """Return the labels ``[n]`` to train on; asked at every round.
 
         Parameters
         ----------

@@ -31,7 +31,8 @@ def complementary_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, >= 1. All M (2m - 1) coalitions are asked for in one call.
+        M, >= 1. All 2 M m coalitions are asked for in one call, the empty and the grand one M times
+        each.
     generator : torch.Generator
         Of the CPU.
 

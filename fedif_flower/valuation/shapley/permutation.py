@@ -29,8 +29,8 @@ def permutation_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, >= 1; an odd one counts as the next even one. All M m coalitions are asked for in one
-        call.
+        M, >= 1; an odd one counts as the next even one. All M (m + 1) coalitions are asked for in
+        one call, the empty and the grand one once for each order.
     generator : torch.Generator
         Of the CPU.
 
