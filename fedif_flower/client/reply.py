@@ -213,7 +213,7 @@ def _poison_model(
     sent = poisoned.to(trained)
     if not acting.sends_buffers:
         load_arrays(model, arrays)
-    if poisoned is not trained:
+    if poisoned is not trained or not acting.sends_buffers:
         vector_to_parameters(sent, trainable_parameters(model))
     return sent
 

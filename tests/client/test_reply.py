@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
-from torch import nn
+from torch import Tensor, nn
 
+from fedif_flower.attacks import Behaviour
 from fedif_flower.client.app import task_app
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ROUND_KEY, instructions
@@ -75,40 +76,59 @@ def test_a_client_begins_with_the_buffers_that_the_model_was_built_with():
     assert sent_back(Doubling, 1.0, 0.1) == pytest.approx([1.4] * 3)
 
 
-@pytest.mark.parametrize("attack", ["free-rider", "free-rider-step", "free-rider-noise"])
-def test_a_free_rider_sends_buffers_as_it_received_them(attack):
+class KeepsBuffers(Behaviour):
+    """It trains as honest clients do, and sends buffers as it received them."""
+
+    sends_buffers = False
+
+
+def normed() -> nn.Sequential:
+    return nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+
+
+def sent_by(attack: str, received: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return what a client with batch norm sends, of two steps."""
+
     def four(site):
         return torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 1])
 
-    def normed():
-        return nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
-
-    def sent_by(attack):
-        config = ClientConfig(
-            num_clients=1,
-            task="this-app:own",
-            local_epochs=1,
-            batch_size=2,
-            device="cpu",
-            attack=attack,
-            malicious_fraction=1.0,
-        )
-        told = instructions(config, task, run="run")
-        told[ROUND_KEY] = 1
-        content = RecordDict({"arrays": tensor_arrays(received), "config": told})
-        question = Message(content, FIRST_NODE_ID, MessageType.TRAIN)
-        (reply,) = LocalGrid(task_app(task), 1).send_and_receive([question])
-        return reply.content["arrays"].to_torch_state_dict()
-
     data = dict.fromkeys(("client_data", "validation_data", "test_data"), four)
     task = Task(name="own", model=normed, num_classes=2, **data)
+    config = ClientConfig(
+        num_clients=1,
+        task="this-app:own",
+        local_epochs=1,
+        batch_size=2,
+        device="cpu",
+        attack=attack,
+        malicious_fraction=1.0,
+    )
+    told = instructions(config, task, run="run")
+    told[ROUND_KEY] = 1
+    content = RecordDict({"arrays": tensor_arrays(received), "config": told})
+    question = Message(content, FIRST_NODE_ID, MessageType.TRAIN)
+    (reply,) = LocalGrid(task_app(task), 1).send_and_receive([question])
+    return reply.content["arrays"].to_torch_state_dict()
+
+
+@pytest.mark.parametrize("attack", ["free-rider", "free-rider-step", "free-rider-noise"])
+def test_a_free_rider_sends_buffers_as_it_received_them(attack):
     received = normed().state_dict()
     # In its first round it knows no step: it sends the model as it is.
-    sent = sent_by(attack)
+    sent = sent_by(attack, received)
     assert all(torch.equal(sent[name], received[name]) for name in received)
-    honest = sent_by("none")
+    honest = sent_by("none", received)
     assert int(honest["0.num_batches_tracked"]) == 2
     assert not torch.equal(honest["0.running_mean"], received["0.running_mean"])
+
+
+def test_what_was_trained_is_sent_without_the_buffers_of_the_training():
+    received = normed().state_dict()
+    sent = sent_by(f"{__name__}:KeepsBuffers", received)
+    honest = sent_by("none", received)
+    of_training = {name for name in received if not torch.equal(sent[name], received[name])}
+    assert of_training == {name for name, _ in normed().named_parameters()}
+    assert all(torch.equal(sent[name], honest[name]) for name in of_training)
 
 
 def test_a_client_in_bfloat16_that_does_nothing_sends_what_it_received():
