@@ -163,7 +163,7 @@ class LocalGuide(IntakeAround):
         changes = self.workspace.beside[VECTOR_KEY][: len(client_ids)]  # [m, d]
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
         usual = self._lengths.usual(self._round, client_ids, lengths)
-        factors = self._method.shortened(changes, usual)  # [m]
+        factors = self._method.shortened(lengths, usual)  # [m]
         num_members = max(len(self.host.nodes.known), len(client_ids))
         if self._num_members and num_members != self._num_members:
             vector = vector * (self._num_members / num_members)  # Members may come later.

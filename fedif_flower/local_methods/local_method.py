@@ -9,6 +9,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError
@@ -200,13 +201,13 @@ class LocalMethod:
         """
         return None
 
-    def shortened(self, changes: Tensor, usual_length: float) -> Tensor:  # noqa: ARG002
+    def shortened(self, lengths: Tensor, usual_length: float) -> Tensor:  # noqa: ARG002
         """Return by which factors ``[m]`` the server takes changes in, if it ``sends_vector``.
 
         Parameters
         ----------
-        changes : Tensor
-            ``[m, d]``: what the m accepted replies of a round brought.
+        lengths : Tensor
+            ``[m]``, float64: of what the m accepted replies of a round brought.
         usual_length : float
             The median of the lengths that are not 0, of all clients of the last 20 rounds, each
             client's last (see :class:`~fedif_flower.stages.Clip`); infinity where all are 0.
@@ -216,7 +217,7 @@ class LocalMethod:
         Tensor
             ``[m]``, in [0, 1]. Each client is told its own: ``LocalRound.taken_in``.
         """
-        return changes.new_ones(len(changes))
+        return torch.ones_like(lengths)
 
 
 def require_method_fit(method: LocalMethod, task: Task, data: Data, name: str) -> None:

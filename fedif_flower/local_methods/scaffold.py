@@ -55,7 +55,7 @@ class Scaffold(LocalMethod):
         local.memory[_CHANGE_ROUND] = torch.tensor(local.server_round)
         return change
 
-    def shortened(self, changes: Tensor, usual_length: float) -> Tensor:
+    def shortened(self, lengths: Tensor, usual_length: float) -> Tensor:
         r"""Return the factors by which the server takes in changes of control variates.
 
         .. math::
@@ -69,7 +69,6 @@ class Scaffold(LocalMethod):
         alike beside that, whatever weights move the model: by weights that change from round to
         round, c would be the mean of nothing.
         """
-        lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
         bound = (2 * lengths.quantile(0.5)).clamp(max=_MOST_TIMES_USUAL * usual_length)
         factors: Tensor = (bound / lengths).clamp(max=1)
         return factors.nan_to_num(1.0)  # 0 / 0: nothing to shorten.
