@@ -21,7 +21,7 @@ from typing import Any, Protocol, runtime_checkable
 from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, HOW_IT_BEGINS
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as, regular
-from fedif_flower.run.config import OWN_SECTIONS, RunConfig, with_own_settings
+from fedif_flower.run.config import RunConfig, own_defaults, with_own_settings
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import cell
@@ -229,9 +229,7 @@ def agreed_settings(run: RunFolder) -> dict[str, Any]:
 
 def fixed_defaults() -> dict[str, Any]:
     """Return the defaults of a run config by key, but for those that are ``"auto"``."""
-    defaults: dict[str, Any] = RunConfig.defaults()
-    for section in OWN_SECTIONS:
-        defaults |= section.defaults()
+    defaults = RunConfig.defaults() | own_defaults()
     return {key: value for key, value in defaults.items() if value != AUTO}
 
 

@@ -9,7 +9,7 @@ from fedif_consortium.evidence.attempts import HOW_IT_BEGINS, config_hash, read_
 from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_config, fixed_defaults
 from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.run.config import OFF, OWN_SECTIONS
+from fedif_flower.run.config import OFF, own_defaults
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.settings import AUTO
 
@@ -79,7 +79,5 @@ def _may_be_missing(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     """
     if key in defaults and value == defaults[key]:
         return True
-    in_every_run = "." not in key
-    for section in OWN_SECTIONS:
-        in_every_run = in_every_run or key in section.key_names()
+    in_every_run = "." not in key or key in own_defaults()
     return value in OFF and not in_every_run

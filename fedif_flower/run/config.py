@@ -124,6 +124,14 @@ OWN_SECTIONS: tuple[type[Settings], ...] = (
 )
 
 
+def own_defaults() -> dict[str, Scalar]:
+    """Return the defaults of the library's own parts by key."""
+    defaults: dict[str, Scalar] = {}
+    for kind in OWN_SECTIONS:
+        defaults |= kind.defaults()
+    return defaults
+
+
 class ConfiguredPart:
     """What a run config asks of a part of a run (:class:`~fedif_flower.run.part.RunPart`)."""
 
@@ -289,9 +297,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
         """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
-        defaults: dict[str, Scalar] = {}
-        for kind in OWN_SECTIONS:
-            defaults |= kind.defaults()
+        defaults = own_defaults()
         if key not in defaults:
             self._refuse_slip(key)
         if value not in OFF and value != defaults.get(key):

@@ -58,7 +58,8 @@ def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: 
     pace = strategy.setup.pace
     if math.isinf(most):
         # Nobody knows how many will be at work, but a round closes with a quorum that is a number.
-        at_work, allowed = int(pace.quorum), ""
+        at_work = int(pace.quorum)
+        allowed = ""
     else:
         at_work, allowed = _most_at_work(strategy, int(most), draws_by_itself=draws_by_itself)
     if not at_work:

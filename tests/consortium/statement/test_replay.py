@@ -325,6 +325,19 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path, last):
     assert replay(run_dir).rounds == last + 2
 
 
+def lose_the_model(reply):
+    """Change a reply so that the steep model has no finite loss any more."""
+    for name, array in reply.content["arrays"].items():
+        reply.content["arrays"][name] = Array(np.float32(1e4) * array.numpy())
+
+
+def run_of_lost_models(tmp_path, client, task, rounds):
+    """Return the folder of so many rounds of FedAvg in which all five take part."""
+    overrides = {"task": "this-app:steep", "strategy": "fedavg", "fraction_train": 1.0}
+    settings = config(tmp_path, num_server_rounds=rounds, **overrides)
+    return run_federation(LocalGrid(client, 5), settings, task=task, parts=run_parts())
+
+
 def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):
     """Round 2 leads there, and is attributed to nobody; round 3, in which all fail, leads back."""
     task = small_task("steep", lambda: Steep(4, 3), torch.float32)
@@ -334,13 +347,10 @@ def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):
         reply = honest(message, context)
         number = message.content.config_records.get("config", {}).get("server-round", 0)
         if number == 2 and context.node_id == FIRST_NODE_ID:
-            for name, array in reply.content["arrays"].items():
-                reply.content["arrays"][name] = Array(np.float32(1e4) * array.numpy())
+            lose_the_model(reply)
         return reply
 
-    overrides = {"task": "this-app:steep", "strategy": "fedavg", "fraction_train": 1.0}
-    settings = config(tmp_path, num_server_rounds=4, **overrides)
-    run_dir = run_federation(LocalGrid(spoiling, 5), settings, task=task, parts=run_parts())
+    run_dir = run_of_lost_models(tmp_path, spoiling, task, 4)
     records = read_run(run_dir)
     assert {part.round for part in records.parts} == {1, 4}
     first, second, third, fourth = records.rounds
@@ -365,13 +375,10 @@ def test_a_step_between_two_lost_models_is_none_that_was_taken_back(tmp_path):
             return reply_of(message, sent, {"num-examples": 20})
         reply = honest(message, context)
         if number == 2 and context.node_id == FIRST_NODE_ID:
-            for name, array in reply.content["arrays"].items():
-                reply.content["arrays"][name] = Array(np.float32(1e4) * array.numpy())
+            lose_the_model(reply)
         return reply
 
-    overrides = {"task": "this-app:steep", "strategy": "fedavg", "fraction_train": 1.0}
-    settings = config(tmp_path, num_server_rounds=5, **overrides)
-    run_dir = run_federation(LocalGrid(steering, 5), settings, task=task, parts=run_parts())
+    run_dir = run_of_lost_models(tmp_path, steering, task, 5)
     records = read_run(run_dir)
     third = records.rounds[2]
     assert math.isnan(third.loss_before)
