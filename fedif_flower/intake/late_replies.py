@@ -52,18 +52,22 @@ class LateReplies(IntakeAround):
         super().begin(host)
 
     def outstanding(self, server_round: int) -> Mapping[int, Asked]:
-        """Return, by node, whose replies still count in a round, and for how much."""
+        """Return, by node, whose replies still count in a round, and for how much.
+
+        Updates are steps, from wherever the model is; buffers move towards those that were sent.
+        """
         oldest = server_round - self._pace.late_rounds
         self._missing = {
             node_id: question
             for node_id, question in self._missing.items()
             if question.server_round >= oldest
         }
+        buffers = self.host.model.vectors.buffers
         discounted: dict[int, Asked] = {}
         for node_id, question in self._missing.items():
             rounds_late = server_round - question.server_round
             factor = self._pace.staleness(rounds_late)
-            discounted[node_id] = replace(question, factor=factor)
+            discounted[node_id] = replace(question, factor=factor, buffers=buffers)
         return discounted
 
     def take_back(self) -> None:

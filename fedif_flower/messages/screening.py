@@ -86,6 +86,9 @@ class Asked:
         The round.
     factor : float
         By which its update is multiplied, in [0, 1].
+    buffers : Tensor, optional
+        ``[b]``: the buffers that its own are compared with. Default: those it was sent. They are
+        what a layer has seen, and no steps: a model that has come to them already stays there.
     """
 
     node: ClientNode
@@ -93,6 +96,7 @@ class Asked:
     at: float = -math.inf
     server_round: int = 0
     factor: float = 1.0
+    buffers: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -474,7 +478,10 @@ def _discount(
 ) -> AcceptedReply:
     """Return a late reply with the update that it counts with, which is shortened in its row."""
     workspace.updates[row].mul_(question.factor)
-    workspace.buffer_updates[row].mul_(question.factor)
+    buffer_update = workspace.buffer_updates[row]  # [b]
+    if question.buffers is not None:
+        buffer_update.add_(question.received.buffers - question.buffers)
+    buffer_update.mul_(question.factor)
     note = f"trained on the model of round {question.server_round}"
     reported = replace(reply.reported, notes=(*reply.reported.notes, note))
     return replace(reply, reported=reported, squared_norm=reply.squared_norm * question.factor**2)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Message, RecordDict
+from torch import nn
 
 from fedif_flower import FedAvg, Krum, PathAttribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.local_methods import Scaffold
+from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.round import Aggregation
@@ -19,7 +22,7 @@ from fedif_flower.server.nodes import identify_clients
 from fedif_flower.stages import Bucketing
 from fedif_flower.strategies import Pace, RobustRule, Setup
 from tests.clocked_grid import ClockedGrid
-from tests.server.hostile import step_reply
+from tests.server.hostile import Clients, reply_of, step_reply
 from tests.strategies.lines import ROUNDING, Movers, point, validation
 
 STEPS = [[1.0, 0.0], [0.0, 1.0], [8.0, 8.0]]
@@ -88,6 +91,40 @@ def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     gained = attribution.rounds[0].loss_before - attribution.rounds[-1].loss_after
     assert sum(attribution.contributions.values()) == pytest.approx(gained, rel=10 * ROUNDING)
     assert attribution.rounds[4].clients[-1].contribution != 0.0
+
+
+class Variances(Clients):
+    """Partition p sends ``variances[p]`` for what its layer has seen, whatever it was sent."""
+
+    variances = (0.25, 0.25, 0.65)
+
+    def train(self, message: Message, partition_id: int) -> Message:
+        arrays = {
+            name: pack_array(
+                np.full_like(array.numpy(), self.variances[partition_id] if "var" in name else 0)
+            )
+            for name, array in message.content.array_records["arrays"].items()
+        }
+        return reply_of(message, arrays, {"num-examples": 10})
+
+
+@pytest.mark.parametrize(
+    ("rounds", "variance"),
+    [
+        (1, 0.25),
+        # The second says so as well: the model is there already.
+        (2, 0.25),
+        # The third was asked two rounds ago, when the variance was 1.
+        (3, 0.25 + (0.65 - 0.25) / math.sqrt(3.0)),
+    ],
+)
+def test_buffers_move_towards_those_that_come_late_and_not_by_an_old_change(rounds, variance):
+    pace = Pace(quorum=1, late_rounds=9)
+    grid = ClockedGrid(Variances(), 3, [1.0, 1.5, 1.7].__getitem__)
+    setup = Setup(device="cpu", pace=pace, identify=identify_clients)
+    strategy = FedAvg(fraction_evaluate=0.0, setup=setup)
+    result = strategy.start(grid, model_arrays(nn.BatchNorm1d(1)), rounds)
+    assert result.arrays["running_var"].numpy().item() == pytest.approx(variance, rel=1e-6)
 
 
 @pytest.mark.parametrize(
