@@ -204,6 +204,8 @@ class RoundUpdates:
         if groups != clients:  # What was said of a group is said of no client.
             aggregation = Aggregation(
                 aggregation.weights,
+                evaluations=aggregation.evaluations,
+                losses=aggregation.losses,
                 noise=aggregation.noise,
                 applied=aggregation.applied,
                 shortening=aggregation.shortening,

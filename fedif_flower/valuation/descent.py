@@ -142,7 +142,9 @@ def descend_weights(
         deviation = (current.weights @ slopes.square()).sqrt()
         # A step lowers the loss by about the deviation. Where that is next to nothing, rounding
         # would part clients that sent the same: divided by the deviation, it is no longer small.
-        if not deviation > rounding * current.slopes.abs().max():
+        # How long an update is that was left out says nothing of that.
+        steepest = current.slopes[current.weights > 0].abs().max()
+        if not deviation > rounding * steepest:
             break
         # Who has no weight keeps none, whatever its slope.
         worse = torch.where(current.weights > 0, slopes / deviation, 0.0)  # [m]

@@ -53,8 +53,10 @@ def test_every_client_is_in_one_group_and_counts_in_its_mean(m, size, seed):
     assert counted == [max(row.nonzero().flatten().tolist()) for row in members]
     # The groups' weights go back to the clients, in equal parts.
     weights = torch.rand(grouped.num_clients, dtype=torch.float64)
-    own = grouped.unmixed(Aggregation(weights=weights, scores=weights))
+    of_groups = Aggregation(weights=weights, scores=weights, evaluations=7, losses=(1.0, 0.5))
+    own = grouped.unmixed(of_groups)
     close(own.weights.sum(), weights.sum())
+    assert (own.evaluations, own.losses) == (7, (1.0, 0.5))
     assert own.scores is None or m == 1
 
 

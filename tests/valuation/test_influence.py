@@ -184,6 +184,13 @@ def test_a_step_by_hand():
     assert found.evaluations == 2
 
 
+def test_one_update_that_is_left_out_for_its_length_does_not_stop_the_descent():
+    alone = descend([[1.0, 0.0], [0.0, 1.0]], [1.0, 0.0], steps=1)
+    beside = descend([[1.0, 0.0], [0.0, 1.0], [0.0, -1e9]], [1.0, 0.0], steps=1)
+    assert beside.weights.tolist() == pytest.approx([*alone.weights.tolist(), 0.0])
+    assert beside.losses == pytest.approx(alone.losses)
+
+
 @given(seed=seeds, m=st.integers(1, 8), steps=st.integers(0, 12))
 def test_the_loss_never_rises(seed, m, steps):
     updates, initial, centre = drawn(seed, m)
