@@ -49,7 +49,7 @@ class Weighting(CheckedFields):
         unbiased form over all K clients (see
         :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
     num_clients : int, optional
-        K for ``"population"``; default: every node seen so far.
+        K for ``"population"``, or every node seen so far, where they are more. Default: those.
     """
 
     made_of: ClassVar[Mapping[str, None]] = MappingProxyType({"initial": None})
@@ -188,7 +188,7 @@ class ScoredStrategy(ScreenedStrategy):
     def weights_of(self, client_ids: Sequence[int]) -> Tensor:
         """Return the weights ``[m]`` that follow from the weight scores of a round's clients."""
         if self.weighting.weight_scope == "population":
-            num_clients = self.weighting.num_clients or len(self.nodes.known)
+            num_clients = max(self.weighting.num_clients or 0, len(self.nodes.known))
             return self.ledger.population_weights(client_ids, num_clients, self.chance)
         return self.ledger.weights(client_ids)
 

@@ -245,7 +245,8 @@ class ScoreLedger(CheckedFields):
         .. math:: a_i = \frac{\Omega_i}{\sum_{j=1}^K \Omega_j} \cdot \frac{1}{q}, \qquad
                   w_t = w_{t-1} + \sum_{i \in S_t} a_i (w_i - w_{t-1})
 
-        with K = ``num_clients`` all clients of the federation and q the chance with which a client
+        with K = ``num_clients`` all clients of the federation, or those seen so far where they are
+        more, and q the chance with which a client
         is among the round's: ``chance``, or m / K where m participants of K are drawn.
         Negative weight scores count as 0. A client never seen counts as ``initial``; where that is
         0, as the mean of the n clients seen so far, or a step would be K / n times too long:
@@ -266,7 +267,9 @@ class ScoreLedger(CheckedFields):
         is_seen = ~np.isnan(score)
         total_of_seen = float(self._smoothed(score, rounds)[is_seen].clip(min=0.0).sum())
         num_seen = int(is_seen.sum())
-        num_unseen = max(num_clients - num_seen, 0)
+        # More may have come than there were when the number was set.
+        num_clients = max(num_clients, num_seen)
+        num_unseen = num_clients - num_seen
         of_unseen = self.initial or total_of_seen / max(num_seen, 1)
         total = total_of_seen + num_unseen * of_unseen
         if not total > 0.0 or not bool((participants > 0).any()):

@@ -78,6 +78,8 @@ def test_fedif_prefers_the_client_that_goes_downhill():
         ({"smooth_update": False}, [1, 0, 1], [0.5, 0, 0.5]),
         # Of six clients three were seen, and the others count as their mean: .3 / 1.2 * 6 / 3.
         ({"weight_scope": "population", "num_clients": 6}, [0.3, 0, 0.3], [0.5, 0, 0.5]),
+        # More came than there were at the start: K is 3.
+        ({"weight_scope": "population", "num_clients": 2}, [0.3, 0, 0.3], [0.5, 0, 0.5]),
     ],
 )
 def test_each_part_of_fedif_can_be_left_out(ablation, weight_scores, weights):

@@ -111,6 +111,8 @@ def test_from_zero_an_unseen_client_counts_as_the_mean_of_those_seen():
     assert ledger.population_weights([1, 3], 20).tolist() == pytest.approx([1.125, 0.0])
     # Everybody was seen: 0.75 / 1 * 3 / 2.
     assert ledger.population_weights([1, 3], 3).tolist() == pytest.approx([1.125, 0.0])
+    # More were seen than there were at the start: K is 3 all the same.
+    assert ledger.population_weights([1, 3], 2).tolist() == pytest.approx([1.125, 0.0])
     assert ledger.population_weights([3, 4], 20).tolist() == [0.5, 0.5]
 
 
