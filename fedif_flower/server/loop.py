@@ -180,6 +180,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Draw the round's clients from those that may be asked, by (seed, round)."""
         return self.draw(nodes, server_round)
 
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether :meth:`select` may draw another number of clients than :meth:`draw` does."""
+        return type(self).select is not ScreenedStrategy.select
+
+    def require_members(self, count: int) -> None:
+        """Raise ConfigError where a round of so many members cannot be weighed."""
+
     def stateful(self) -> dict[str, Stateful]:
         """Return the parts that remember earlier rounds, by name."""
         parts: dict[str, Stateful] = {
@@ -241,6 +249,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         present = self._call_roster(server_round, earlier, grid)
         self.online = present.online
         members = self.intake.draw(self.select, present.candidates, server_round)
+        if self._is_first_round:
+            self.require_members(len(members))
         self._closing = self._close_when_answered(len(members), earlier, grid)
         self.prepare(received.params, self.model.named_buffers)
         config["server-round"] = server_round
@@ -349,9 +359,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         needed = max(self.min_train_nodes, 1)
         awaited = needed
         key = "min_train_nodes"
-        if not (self._has_asked or self.completed_rounds):
-            draws_by_itself = type(self).select is not ScreenedStrategy.select
-            require_nodes(self, grid, draws_by_itself=draws_by_itself)
+        if self._is_first_round:
+            require_nodes(self, grid, draws_by_itself=self.draws_by_itself)
             # Before the first round more may be waited for.
             if self.min_available_nodes > needed:
                 awaited = self.min_available_nodes
@@ -359,6 +368,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return self.roster.call(
             grid, server_round, least=needed, awaited=awaited, key=key, at_work=earlier
         )
+
+    @property
+    def _is_first_round(self) -> bool:
+        """Whether nobody was asked yet, in this run or an earlier one."""
+        return not (self._has_asked or self.completed_rounds)
 
     def require_updates(self, count: int, allowed: str) -> int:
         """Return how many updates are weighed of so many, on which a round may close.

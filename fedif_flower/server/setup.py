@@ -64,7 +64,8 @@ class Setup(CheckedFields):
         model could be made of usable replies (see
         :class:`~fedif_flower.server.failures.MemberFailures`). A round in which nobody changes
         the model, or what counts of the updates cancels, ends nothing: so do members that have
-        learned all there is, and a few of them could end the run by it.
+        learned all there is, and a few of them could end the run by it. Nor does a round with some
+        usable replies, but fewer than ``min_valid_replies``: others may come back.
     max_paused_turns : int
         Members that err again and again are not asked for at most this many of their turns, >= 0.
     max_num_examples, max_examples_ratio : float
@@ -98,8 +99,9 @@ class Setup(CheckedFields):
         int,
         Setting(
             "the run ends when most members gave no usable reply this many times in a row, or when "
-            "in this many rounds in a row no model could be made of usable replies; rounds in "
-            "which nobody changes the model do not end it",
+            "in this many rounds in a row no model could be made of `min-valid-replies` or more; "
+            "rounds in which nobody changes the model, or in which fewer but some came, do not end "
+            "it",
             ge=1,
             changes_result=False,
         ),

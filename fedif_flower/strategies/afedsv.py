@@ -90,6 +90,11 @@ class AFedSV(ScoredStrategy):
         """The chance with which each client takes part in a round; ``None``: m of K do."""
         return self.fraction_train if self.sampling == "independent" else None
 
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether chance decides how many are drawn; or a subclass does."""
+        return self.sampling == "independent" or type(self).select is not AFedSV.select
+
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Draw the round's clients, each by itself where ``sampling`` says so."""
         if self.sampling == "fixed-size":

@@ -13,7 +13,12 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, seed_of
 from fedif_flower.settings import Setting
-from fedif_flower.strategies.scored import bounds, finite_scores, valuation_on
+from fedif_flower.strategies.scored import (
+    bounds,
+    finite_scores,
+    require_few_enough,
+    valuation_on,
+)
 from fedif_flower.valuation import Validation, Valuation
 from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import SampledOrders
@@ -74,6 +79,15 @@ class SFedAvg(ScreenedStrategy):
                 "it is FedAvg at the price of Shapley values",
                 self.fraction_train,
             )
+
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether a subclass decides how many are drawn; relevance only decides who."""
+        return type(self).select is not SFedAvg.select
+
+    def require_members(self, count: int) -> None:
+        """Raise ConfigError where so many members cannot be valued."""
+        require_few_enough(self.valuation, count)
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
         """Draw clients with probability softmax(relevance)."""

@@ -163,6 +163,10 @@ class ScoredStrategy(ScreenedStrategy):
         """Let the valuation begin while the clients train."""
         self.valuation.prepare(params, buffers)
 
+    def require_members(self, count: int) -> None:
+        """Raise ConfigError where so many members cannot be valued."""
+        require_few_enough(self.valuation, count)
+
     def weigh(self, updates: RoundUpdates) -> Aggregation:
         """Return weights ``[m]`` and the scores behind them."""
         scores = finite_scores(self.valuation, updates)  # Phi [m]
@@ -221,6 +225,12 @@ def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
         reason = "each of them is 0"
     words = "round %d: the influence of all %d updates is exactly 0, since %s: nobody counts more"
     logger.warning(words, updates.server_round, updates.num_clients, reason)
+
+
+def require_few_enough(valuation: Valuation, count: int) -> None:
+    """Raise ConfigError where a valuation that says so is of fewer members than ``count``."""
+    if hasattr(valuation, "require_members"):
+        valuation.require_members(count)
 
 
 def finite_scores(valuation: Valuation, updates: RoundUpdates) -> Scores:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from dataclasses import replace
@@ -23,6 +24,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.seeding import torch_generator
+from fedif_flower.server.setup import Setup
 from fedif_flower.stages import Clip, Destination, Proposal, Stage, Stages
 from fedif_flower.strategies import influence_descent
 from fedif_flower.strategies.fltrust import root_training
@@ -363,6 +365,38 @@ def test_s_fedavg_says_that_it_has_nothing_to_draw(caplog, fraction, is_said):
     strategy = of.SFedAvg(threshold_validation(), **own, **PLAIN)
     strategy.summary()
     assert ("relevance changes nothing" in caplog.text) is is_said
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "is_refused"),
+    [
+        (of.AFedSV, {}, True),
+        (of.AFedSV, {"sampling": "independent"}, False),  # Chance decides how many come.
+        (of.SFedAvg, {}, True),  # Relevance decides who is drawn, and not how many.
+    ],
+)
+def test_a_share_that_draws_too_few_is_refused(kind, settings, is_refused):
+    setup = Setup(device="cpu", min_valid_replies=2)
+    drawing = {"fraction_train": 1 / 3, "min_train_nodes": 1}
+    strategy = kind(exact(), **settings, **drawing, **(PLAIN | {"setup": setup}))
+    expected = contextlib.nullcontext()
+    if is_refused:
+        words = "min_valid_replies = 2; allowed: at most 1, as many as fraction_train = 0.33"
+        expected = pytest.raises(ConfigError, match=words)
+    with expected:
+        play(strategy, Threshold(), Movers(STEPS))
+
+
+@pytest.mark.parametrize("kind", [of.AFedSV, of.SFedAvg])
+def test_more_members_than_have_all_their_coalitions_tried_are_refused_untrained(kind):
+    class Untrained(Movers):
+        def train(self, message, partition_id):
+            raise AssertionError("asked to train")
+
+    strategy = kind(exact(), **PLAIN)
+    words = "estimator = 'exact'; allowed: another one: a round has 21 members"
+    with pytest.raises(ConfigError, match=words):
+        play(strategy, Threshold(), Untrained([[1.0]] * 21))
 
 
 def test_s_fedavg_draws_by_relevance():

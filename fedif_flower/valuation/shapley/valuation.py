@@ -19,6 +19,7 @@ from fedif_flower.valuation.ledger import Scores
 from fedif_flower.valuation.objective import METRICS, Metric
 from fedif_flower.valuation.parallel import Judge
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo
+from fedif_flower.valuation.shapley.exact import MAX_CLIENTS
 from fedif_flower.valuation.validation import Validation
 
 Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)]
@@ -200,6 +201,13 @@ class ShapleyValuation(CheckedFields):
         defined = sorted(self.validation.metrics.intersection(METRICS))
         words = f"{' or '.join(defined)} with this validation set (score: Validation(score=...))"
         require(self.utility in defined, "utility", self.utility, words)
+
+    def require_members(self, count: int) -> None:
+        """Raise ConfigError where a round of so many members has too many coalitions for all."""
+        if self.estimator != "exact":
+            return
+        words = f"another one: a round has {count} members, and exact is for {MAX_CLIENTS} at most"
+        require(count <= MAX_CLIENTS, "estimator", self.estimator, words)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Do nothing: coalitions can be evaluated only when the clients have trained."""
