@@ -14,13 +14,13 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError, ReplyError, ValuationError
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
-from fedif_flower.round import ModelVectors
+from fedif_flower.round import ModelVectors, all_finite
 from fedif_flower.stages import Stages
 from fedif_flower.valuation import Validation
 
 
 class OutOfRangeError(ValuationError):
-    """A model has values beyond the range of the type in which clients receive it."""
+    """A model is not finite, in the type in which clients receive it."""
 
 
 T = TypeVar("T")
@@ -247,13 +247,20 @@ class GlobalModel:
     def require_range(self, vectors: ModelVectors) -> None:
         """Raise OutOfRangeError where clients could not be sent what a round leads to.
 
-        In half precision it may be infinite, though the vectors are not.
+        A server optimizer may lead to what is not finite, though the vectors are; so may rounding
+        to half precision.
         """
-        if self._proven is None or not self.layout.narrows:
+        if self._proven is None:
             return  # Who aggregates without a run sends nobody a model.
         if self._optimizer is not None:
             params = self._optimizer.lead(self.vectors.params, vectors.params)
+            if not all_finite(params):
+                raise OutOfRangeError(
+                    f"the aggregated model is not finite: {self._optimizer!r} leads to NaN or Inf"
+                )
             vectors = replace(vectors, params=params)
+        if not self.layout.narrows:
+            return
         try:
             self.layout.to_vectors(self.layout.to_arrays(vectors))
         except ReplyError as error:

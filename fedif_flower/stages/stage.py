@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import RoundUpdates
+from fedif_flower.round import RoundUpdates, all_finite
 from fedif_flower.valuation.validation import Validation
 
 
@@ -253,7 +253,9 @@ class ServerOptimizer(Stage):
         Nothing is remembered of the step.
         """
         try:
-            self.lead(params, params)
+            led_to = self.lead(params, params)
+            if not all_finite(led_to):
+                raise ValueError("where a gradient is 0 it leads to NaN or Inf")
         except Exception as error:  # out of a user's own optimizer, as likely as not
             raise ConfigError(
                 f"stages: {self!r} takes no step: {type(error).__name__}: {error}; allowed: a "

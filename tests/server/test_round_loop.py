@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from fedif_flower.round import Aggregation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback, StopTraining
-from fedif_flower.stages import FedAvgM, LossBound
+from fedif_flower.stages import FedAvgM, LossBound, ServerOptimizer
 from fedif_flower.strategies import ScreenedStrategy, Setup
 from tests.server.hostile import Clients, alike, one_more, round_of, step_reply
 from tests.strategies.lines import (
@@ -198,6 +199,21 @@ def test_what_half_precision_cannot_hold_fails_the_round_and_not_the_run():
     assert [report.failed for report in strategy.history.rounds] == [False, False, True, False]
     assert "the aggregated model is not finite" in strategy.history.rounds[2].reason
     assert value(result.arrays) == pytest.approx(46000.0, abs=64.0)  # Numbers are 32 apart there.
+
+
+def test_an_optimizer_that_leads_out_of_all_numbers_fails_the_round():
+    """A step of 4000, times 1e38, is beyond float32; a step of 0 is not."""
+
+    def reply(message: Message, context: Context) -> Message:
+        return step_reply(message, 4000.0 if round_of(message) == 1 else 1.0)
+
+    beyond = ServerOptimizer(partial(torch.optim.SGD, lr=1e38))
+    strategy = FedAvg(stages=[beyond], **UNPAUSED)
+    result = strategy.start(LocalGrid(alike(reply), 3), model_arrays(point(1)), 2)
+    first, second = strategy.history.rounds
+    assert first.reason.startswith("the aggregated model is not finite: ServerOptimizer")
+    assert (first.status, second.status) == ("failed", "advanced")
+    assert value(result.arrays) == pytest.approx(1e38)
 
 
 def test_the_loss_of_a_step_that_is_not_taken_bounds_none():

@@ -469,6 +469,8 @@ OTHERS = [torch.zeros(2)]
         (torch.optim.SGD(OTHERS), "'SGD' object is not callable"),
         (lambda params: torch.optim.SGD(OTHERS), "not one of the parameters that it was given"),
         (lambda params: params, "'list' object has no attribute 'param_groups'"),
+        # 0 / 0 for whatever nobody has changed.
+        (partial(torch.optim.Adam, eps=0.0), "where a gradient is 0 it leads to NaN or Inf"),
     ],
 )
 def test_an_optimizer_that_takes_no_step_is_refused_before_any_client_works(make, words):
