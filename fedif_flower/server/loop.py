@@ -25,6 +25,7 @@ from fedif_flower.errors import (
     DivergedError,
     FedIFError,
     TrainingFailedError,
+    ValuationError,
 )
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.arrays import is_statistic
@@ -337,7 +338,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         staged = self.stages.before(updates)
+        version = staged.client_updates._version  # It grows with each change in place.
         weighed = self.weigh(staged if self.combines_updates else staged.shortened())
+        if staged.client_updates._version != version:
+            raise ValuationError(
+                f"{type(self).__name__} changes updates in place while it weighs them: work on a "
+                "copy, client_updates.clone()"
+            )
         answer = require_answer(
             weighed,
             staged,

@@ -226,7 +226,8 @@ class Round:
     @property
     def train_seconds(self) -> float | None:
         """The mean of its clients, where they say."""
-        seconds = [client.train_seconds for client in self.clients if client.train_seconds]
+        said = [client.train_seconds for client in self.clients]
+        seconds = [value for value in said if value is not None]
         return statistics.fmean(seconds) if seconds else None
 
     @property

@@ -111,7 +111,7 @@ class Stage(CheckedFields):
 
         What is paid depends on whose work each row is: ``factors`` shorten updates, and
         ``updates.mixed(matrix)`` puts means of them in their place. A round whose rows changed in
-        another way fails.
+        another way fails, as far as PyTorch counts changes: not those by NumPy or through ``data``.
         """
         return updates
 

@@ -36,6 +36,7 @@ def test_a_line_has_what_was_measured_and_nothing_else() -> None:
 def test_the_seconds_of_training_are_the_mean_of_those_who_say() -> None:
     said = [ClientReport(NODES[0], train_seconds=2.0), ClientReport(NODES[1], train_seconds=4.0)]
     assert Round(1, (*said, ClientReport(NODES[2]))).train_seconds == 3.0
+    assert Round(1, (*said, ClientReport(NODES[2], train_seconds=0.0))).train_seconds == 2.0
     assert Round(1, (ClientReport(NODES[2]),)).train_seconds is None
 
 

@@ -320,6 +320,21 @@ def test_a_stage_that_does_not_say_whose_a_row_is_fails_the_round(way, reason):
     assert strategy.model.vectors.params.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("combines_updates", [True, False])
+def test_a_rule_that_changes_updates_in_place_fails_the_round(combines_updates):
+    def halving(updates):
+        updates.client_updates.mul_(0.5)
+        return Aggregation(updates.num_examples / updates.num_examples.sum())
+
+    halving.combines_updates = combines_updates
+    strategy = RobustRule(halving, **BASE)
+    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    (report,) = strategy.history.rounds
+    assert report.failed
+    assert "changes updates in place while it weighs them" in report.reason
+    assert strategy.model.vectors.params.tolist() == [0, 0]
+
+
 def by_matrix(updates, _):
     return updates.mixed(MEAN)
 
