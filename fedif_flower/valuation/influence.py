@@ -169,6 +169,11 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
     return 3 * projections.error * float(norms.max())
 
 
+def _is_same(params: Tensor, others: Tensor) -> bool:
+    """Tell whether two vectors ``[d]``, perhaps on two devices, are one model."""
+    return params is others or torch.equal(params, others.to(params.device))
+
+
 @dataclass(eq=False, repr=False)
 class InfluenceValuation:
     """FedIF's valuation on a validation set; the gradient is taken while the clients train.
@@ -186,19 +191,21 @@ class InfluenceValuation:
     weight_normalization: Annotated[
         bool, Setting("divide by the norm of the update (off: an ablation)")
     ] = True
-    _pending: Future[LossAndGradient] | None = field(default=None, init=False)
+    # The model that was prepared for, and what was begun there.
+    _pending: tuple[Tensor, Future[LossAndGradient]] | None = field(default=None, init=False)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Begin with the validation gradient at ``params`` [d]."""
-        self._pending = self.validation.gradients.begin(params, buffers)
+        self._pending = (params, self.validation.gradients.begin(params, buffers))
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the validation gradient ``[d]`` at the model that the clients received."""
         pending = self._pending
         self._pending = None  # It is this round's alone.
-        if pending is None:
-            pending = self.validation.gradients.begin(params, buffers)
-        return pending.result().gradient
+        # Another strategy may have prepared this valuation for its own model meanwhile.
+        if pending is not None and _is_same(pending[0], params):
+            return pending[1].result().gradient
+        return self.validation.gradients.begin(params, buffers).result().gradient
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""

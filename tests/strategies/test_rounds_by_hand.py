@@ -90,6 +90,15 @@ def test_each_part_of_fedif_can_be_left_out(ablation, weight_scores, weights):
     assert column(report, "weight") == pytest.approx(weights)
 
 
+def test_a_valuation_that_another_strategy_prepares_meanwhile_scores_its_own_model():
+    """On the loss (w - 5)^2 from w = 0: up is right. From 9 it would be wrong."""
+    valuation = fedif().valuation
+    updates = a_round(torch.tensor([[1.0], [-1.0]]))
+    valuation.prepare(updates.global_params, {})
+    valuation.prepare(torch.full((1,), 9.0), {})
+    assert valuation.score(updates).values.tolist() == pytest.approx([10.0, -10.0])
+
+
 class FailsOnce(Stage):
     """Chooses the proposed step, but raises an error in round 1."""
 
