@@ -34,7 +34,7 @@ class SFedAvg(ScreenedStrategy):
               P(k) = e^{\varphi_k} / \sum_j e^{\varphi_j}
 
     with :math:`s_k` the round's Shapley value of client k (in units of the utility),
-    :math:`\varphi_k = 1 / K` at the start and K the clients online.
+    :math:`\varphi_k = 1 / K` at the start and K the clients that the first round draws from.
 
     Paper: Nagalapatti and Narayanam, *Game of Gradients: Mitigating Irrelevant Clients in
     Federated Learning*, AAAI 2021.
