@@ -52,8 +52,11 @@ def simulate(
         Whatever stopped the run.
     """
     # What is wrong is said before Ray starts: the division among clients too, not what one lacks.
-    late = "0, and pace.rounds 'synchronous', in a simulation, whose replies are never late"
-    require(not config.pace.pace().late_rounds, "pace.late-rounds", config.pace.late_rounds, late)
+    pace = config.pace
+    synchronous = "'synchronous' in a simulation, whose replies are never late"
+    require(not pace.is_buffered, "pace.rounds", pace.rounds, synchronous)
+    never_late = "0 in a simulation, whose replies are never late"
+    require(not pace.late_rounds, "pace.late-rounds", pace.late_rounds, never_late)
     loaded = load_task(with_free_folder(config))
     with suppress(DataError):
         site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)

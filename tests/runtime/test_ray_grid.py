@@ -135,8 +135,11 @@ def test_what_a_client_deletes_from_its_state_stays_deleted():
     ("settings", "words"),
     [
         ({"dirichlet-alpha": 1e-320}, r"dirichlet-alpha = 1e-320: .* 100 clients"),
-        ({"pace.late-rounds": 2}, r"pace.late-rounds = 2; allowed: 0, and pace.rounds 'sync"),
-        ({"pace.rounds": "buffered", "pace.buffer-size": 2}, r"pace.rounds 'synchronous'"),
+        ({"pace.late-rounds": 2}, r"^pace.late-rounds = 2; allowed: 0 in a simulation"),
+        (
+            {"pace.rounds": "buffered", "pace.buffer-size": 2},
+            r"^pace.rounds = 'buffered'; allowed: 'synchronous' in a simulation",
+        ),
     ],
 )
 def test_what_a_simulation_cannot_do_is_refused_before_ray_starts(tmp_path, settings, words):
