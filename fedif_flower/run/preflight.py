@@ -27,7 +27,7 @@ from fedif_flower.messages.preflight import (
 )
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
-from fedif_flower.run.config import RunConfig, with_own_settings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.server.nodes import (
@@ -72,11 +72,10 @@ def read_config(
     TrainingFailedError
         If too few nodes come online.
     """
-    values = {**RunConfig.defaults(), **with_own_settings(run_config)}
-    if values[KEY] != AUTO:
-        return RunConfig.from_run_config(values, parts)
+    if run_config.get(KEY, AUTO) != AUTO:
+        return RunConfig.from_run_config(run_config, parts)
     # Every other mistake is an error before anyone is waited for.
-    settings = RunConfig.from_run_config({**values, KEY: MOST}, parts)
+    settings = RunConfig.from_run_config({**run_config, KEY: MOST}, parts)
     if is_simulated(grid):
         num_nodes = len(simulated_nodes(grid))
         whereabouts = "simulated"
@@ -90,7 +89,7 @@ def read_config(
         num_nodes = len(wait_for_nodes(grid, _fewest_nodes(settings), NODE_TIMEOUT, KEY))
         whereabouts = "online now"
         remedy = "start SuperNodes before the run"
-    config = RunConfig.from_run_config({**values, KEY: num_nodes}, parts)
+    config = RunConfig.from_run_config({**run_config, KEY: num_nodes}, parts)
     logger.info(
         "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
         KEY,

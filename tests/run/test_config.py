@@ -286,6 +286,9 @@ def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewes
         ({"fedif.gamma": 2.0}, "fedif.gamma = 2.0"),
         ({"num-clients": 0}, "num-clients = 0; allowed: an integer >= 1 or 'auto'"),
         ({"resume": "auto"}, "num-clients = 'auto' with resume = 'auto'; allowed: the number"),
+        # Though it would switch something off: somebody has written it down.
+        ({"own-settings": "Foo.on=false"}, "Foo.on = False: this app has no part with a section"),
+        ({"own-settings": "Foo.on=false", "num-clients": 4}, "Foo.on = False: this app has no"),
     ],
 )
 def test_what_is_wrong_is_said_before_anyone_is_waited_for(settings, error, clock):
