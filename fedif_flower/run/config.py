@@ -455,6 +455,25 @@ def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return values
 
 
+def with_hyphens(
+    settings: Mapping[str, Scalar], parts: Sequence[ConfiguredPart] = ()
+) -> dict[str, Scalar]:
+    """Return settings by run-config key, where Python's keywords have underscores.
+
+    A section of a chosen name, or of a part, keeps its own underscores: a function's name has some.
+    """
+    sections = {part.settings.section_name() for part in parts if part.settings}
+    for field, registry in RunConfig.registries.items():
+        sections |= set(section_names(registry, str(settings.get(field, ""))))
+    values = {}
+    for keyword, value in settings.items():
+        section, dot, name = keyword.rpartition(".")
+        if section not in sections:
+            section = section.replace("_", "-")
+        values[section + dot + name.replace("_", "-")] = value
+    return values
+
+
 def subject_of(settings: Mapping[str, Scalar]) -> str:
     """Return what a run with these settings is about: the data set, or the task."""
     task = str(settings.get("task", IMAGES))

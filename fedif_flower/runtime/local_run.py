@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedif_flower.client.app import ClientPart, task_app
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, with_hyphens
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.part import RunPart
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -39,14 +39,15 @@ def run_locally(
     client_parts : sequence of ClientPart
         What its clients have beside their training.
     **settings
-        Run-config keys, written with underscores: ``num_clients=4``.
+        Run-config keys, written with underscores: ``num_clients=4``. The section of a part of your
+        own is spelled as its name is.
 
     Raises
     ------
     FedIFError
         Whatever is wrong with the task or a setting, or stopped the run.
     """
-    run_config = {name.replace("_", "-"): value for name, value in settings.items()}
+    run_config = with_hyphens(settings, parts or ())
     run_config["task"] = OWN + task.name
     run_config["output-dir"] = str(output_dir)
     config = RunConfig.from_run_config(run_config, parts)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedif_flower.attacks import Behaviour
 from fedif_flower.errors import require
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, with_hyphens
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.settings import Scalar
@@ -93,9 +93,8 @@ class AuditTask:
     @classmethod
     def of(cls, **settings: Scalar) -> AuditTask:
         """Return a task of one epoch on the CPU; keys of a run config have underscores."""
-        keys = {key.replace("_", "-"): value for key, value in settings.items()}
         usual = {**RunConfig.defaults(), "local-epochs": 1, "device": "cpu"}
-        return cls(RunConfig.from_run_config({**usual, **keys}))
+        return cls(RunConfig.from_run_config({**usual, **with_hyphens(settings)}))
 
     def new_model(self, seed: int) -> nn.Module:
         """Return the untrained model of a seed."""

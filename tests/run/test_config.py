@@ -13,12 +13,13 @@ from client_app import app as client_app
 from fedif_consortium.parts import server_parts
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.run.config import RunConfig
+from fedif_flower.run.config import RunConfig, with_hyphens
+from fedif_flower.run.part import RunPart
 from fedif_flower.run.preflight import read_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server import nodes
-from fedif_flower.settings import Scalar, parse_overrides
+from fedif_flower.settings import Scalar, Settings, in_section, parse_overrides, setting
 from server_app import app as server_app
 from tests.server.waiting import Clock, LateGrid
 
@@ -344,3 +345,49 @@ def test_a_key_of_a_part_that_is_not_there_may_be_off():
     """Flower sends every key that an app lists along."""
     config = RunConfig.from_run_config({"others.mode": "off", "masking.mode": "off"})
     assert not {"others.mode", "masking.mode"} & config.to_mapping().keys()
+
+
+def scaled_by(some_factor: float = 2.0):
+    """Return an attack; its section has an underscore, as functions' names do."""
+    raise NotImplementedError
+
+
+def label_noise(some_share: float = 0.5):
+    """Return an attack; but for the underscore it is called like a built-in one."""
+    raise NotImplementedError
+
+
+class Marked(RunPart):
+    """A part whose section has an underscore."""
+
+    class Marks(Settings, alias_generator=in_section("own_marks")):
+        in_red: bool = setting(False, "their colour")
+
+    settings = Marks
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({"num_clients": 4, "run-name": "x"}, {"num-clients": 4, "run-name": "x"}),
+        ({"sign_guard.some_share": 0.2}, {"sign-guard.some-share": 0.2}),
+        ({"label_noise.some_share": 0.2}, {"label-noise.some-share": 0.2}),
+        (
+            {"attack": f"{__name__}:scaled_by", "scaled_by.some_factor": 3.0},
+            {"attack": f"{__name__}:scaled_by", "scaled_by.some-factor": 3.0},
+        ),
+        (
+            {"attack": f"{__name__}:label_noise", "label_noise.some_share": 0.2},
+            {"attack": f"{__name__}:label_noise", "label_noise.some-share": 0.2},
+        ),
+        ({"own_marks.in_red": True}, {"own_marks.in-red": True}),
+    ],
+)
+def test_underscores_of_keywords_are_hyphens_but_in_a_name_of_ones_own(settings, keys):
+    assert with_hyphens(settings, [Marked()]) == keys
+
+
+def test_what_a_keyword_sets_of_a_function_of_ones_own_arrives():
+    settings = {"attack": f"{__name__}:scaled_by", "scaled_by.some_factor": 3.0}
+    config = RunConfig.from_run_config(with_hyphens(settings))
+    assert config.settings_of("attack") == {"some_factor": 3.0}
