@@ -130,6 +130,7 @@ class SectionedSettings(Settings):
                     by_section.setdefault(_section_of(key), {})[key] = values.pop(key)
             super().__init__(**values)
             self._free_sections = tuple(sections)
+            self._require_free_names()
             for name, section_values in self._by_recorded_name(by_section).items():
                 self._in_sections |= self._checked(name, section_values)
 
@@ -282,6 +283,25 @@ class SectionedSettings(Settings):
         """Raise ConfigError for a key of a section that nothing has."""
         raise ConfigError(unknown_key(key, list(self.defaults())))
 
+    def _require_free_names(self) -> None:
+        """Raise ConfigError where a section of one's own has the name of one that is there.
+
+        ``flwr run`` sends all defaults along: nobody can tell whose a key of both would be.
+        """
+        chosen = {field: getattr(self, field) for field in self.registries}
+        for field, registry in self.registries.items():
+            name = chosen[field]
+            if not registry.is_own(name):
+                continue
+            section = section_name(name)
+            others = [chosen[other] for other in chosen if other != field]
+            is_part = self._free_section(section) is not None
+            if is_part or section in self.sections() or section in others:
+                raise ConfigError(
+                    f"{registry.key} = {name!r}: there is a section [{section}] already; rename "
+                    "it, or name it by an entry point"
+                )
+
     def _values_in(self, name: str) -> dict[str, Scalar]:
         """Return by key what is set in a section."""
         prefix = f"{name}."
@@ -327,15 +347,23 @@ class SectionedSettings(Settings):
         return None
 
     def _field_of(self, key: str) -> str | None:
-        """Return the field that names the entry to which a section, or a key of it, belongs."""
+        """Return the field that names the entry to which a section, or a key of it, belongs.
+
+        What is chosen of one's own comes first: a built-in name without settings needs no section.
+        """
         name = _section_of(key)
+        for field in self.registries:
+            if self._is_own_section(field, name):
+                return field
         for field, registry in self.registries.items():
             if name in registry.built_in:
                 return field
-            chosen = getattr(self, field)
-            if registry.is_own(chosen) and name == section_name(chosen):
-                return field
         return None
+
+    def _is_own_section(self, field: str, name: str) -> bool:
+        """Return whether a field names an entry of one's own that has this section."""
+        chosen = getattr(self, field)
+        return self.registries[field].is_own(chosen) and name == section_name(chosen)
 
     def _checked(self, name: str, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         """Return those keys of a section that are not their defaults, or raise ConfigError."""
@@ -348,7 +376,7 @@ class SectionedSettings(Settings):
                 self._refuse_unknown(key, value)
             return {}
         registry = self.registries[field]
-        if name not in registry.built_in:
+        if self._is_own_section(field, name):
             return values  # Nothing is imported before it is made.
         changed = _without_defaults(section(registry, name), values)
         is_chosen = getattr(self, field) in (name, self.undecided.get(field))

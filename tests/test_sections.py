@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -145,6 +146,41 @@ def test_two_own_parts_with_one_section_are_refused():
 
 class nested:  # noqa: N801
     make_rule = staticmethod(make_rule)
+
+
+def krum(num_selected: int = 3) -> FedIF:
+    raise NotImplementedError
+
+
+def pace(seconds: float = 3.0) -> FedIF:
+    raise NotImplementedError
+
+
+def median(trim: float = 0.1) -> FedIF:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("run_config", "refused", "section"),
+    [
+        # The value is the built-in krum's default: it would be left out.
+        ({"strategy": f"{__name__}:krum", "krum.num-selected": 1}, "strategy", "krum"),
+        ({"strategy": f"{__name__}:krum", "krum.num-selected": 2}, "strategy", "krum"),
+        ({"attack": f"{__name__}:krum"}, "attack", "krum"),
+        ({"attack": f"{__name__}:pace"}, "attack", "pace"),
+        ({"attack": f"{__name__}:median", "strategy": "median"}, "attack", "median"),
+    ],
+)
+def test_an_own_part_whose_section_is_there_already_is_refused(run_config, refused, section):
+    words = f"{refused} = '{__name__}:{section}': there is a section [{section}] already"
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        RunConfig.from_run_config(run_config)
+
+
+@pytest.mark.parametrize("field", ["strategy", "attack"])
+def test_an_own_part_may_be_called_like_a_built_in_one_that_has_no_settings(field):
+    run_config = {field: f"{__name__}:median", "median.trim": 0.2}
+    assert RunConfig.from_run_config(run_config).settings_of(field) == {"trim": 0.2}
 
 
 def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
