@@ -37,7 +37,8 @@ def modules_of(
     Parameters
     ----------
     config : RunConfig
-        Its names are those of tasks, strategies, attacks ..., and values like ``module:object``.
+        Its names are those of tasks, strategies, attacks ..., and values like ``module:object`` of
+        settings on which a result depends.
     task : Task, optional
         The app's own.
     parts : sequence of RunPart
@@ -55,7 +56,8 @@ def modules_of(
         if path:
             registry.load(name)
             roots.append(_module(path))
-    imports = [str(value) for value in config.to_mapping().values() if is_import(value)]
+    # Not the name of the run, and whatever else may have a colon and changes no result.
+    imports = [str(value) for value in config.identity().values() if is_import(value)]
     roots += map(_module, imports)
     roots += map(_home, parts)
     if task is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch.nn import functional
 
+from fedif_consortium.parts import server_parts
 from fedif_flower import FedAvg, RunWriter, model_arrays
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import CheckpointError, ConfigError
@@ -113,6 +114,12 @@ def test_a_name_in_a_setting_and_an_apps_own_task_are_followed_too():
     of_task = modules_of(RunConfig(), regression())
     assert "tests.run.points" in of_task
     assert not [name for name in of_task if name.startswith("torch")]  # Its loss is PyTorch's.
+
+
+def test_what_is_no_code_but_has_a_colon_is_not_taken_for_a_module(tmp_path):
+    contact = {"attribution": "simpson", "statement.budget": "9", "statement.contact": "json:Ada"}
+    settings = {**contact, "run-name": "tests.tolerance:two"}
+    assert modules_of(RunConfig.from_run_config(settings, server_parts())) == {}
 
 
 def test_an_app_of_ones_own_has_the_code_of_its_objects(files, tmp_path):
