@@ -237,7 +237,7 @@ def end_by_a_line(command: Callable[[], object]) -> None:
         command()
     except (FedIFError, OSError) as error:
         line = f"[bold red]error:[/] {escape(one_line(error, 2000))}"
-        Console(stderr=True).print(line, soft_wrap=True, highlight=False)
+        Console(stderr=True, emoji=False).print(line, soft_wrap=True, highlight=False)
         raise SystemExit(getattr(error, "exit_code", 1)) from None
 
 

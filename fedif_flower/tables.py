@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
@@ -52,11 +51,11 @@ class ResultTable:
 
     def print(self, console: Console) -> None:
         """Print it as wide as it is, however narrow the terminal or pipe is."""
-        shown = Table(title=escape(self.title), title_justify="left")
+        shown = Table(title=Text(self.title, "table.title"), title_justify="left")
         for name in self.heading[: self.num_labels]:
-            shown.add_column(escape(name), justify="left")
+            shown.add_column(Text(name), justify="left")
         for name in self.heading[self.num_labels :]:
-            shown.add_column(escape(name), justify="right")
+            shown.add_column(Text(name), justify="right")
         for index, line in enumerate(self._shown_lines()):
             if self.grouped and index and line[0]:
                 shown.add_section()
@@ -73,6 +72,11 @@ class ResultTable:
             lines.append(["", *line[1:]] if repeats else line)
             previous = line[0]
         return lines
+
+
+def print_line(console: Console, line: str, style: str = "") -> None:
+    """Print a line, however long, as it is: what a path or a name has in brackets is no markup."""
+    console.print(Text(line, style), soft_wrap=True)
 
 
 def _cell(value: object) -> str:

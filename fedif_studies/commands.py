@@ -11,6 +11,7 @@ from rich.console import Console
 from fedif_consortium.commands.every import add_commands
 from fedif_consortium.extra import needs_extra
 from fedif_flower.cli import Config, RunDir, cli, door, main, parse_config, require_directories
+from fedif_flower.tables import print_line
 from fedif_studies.lab.commands import Again, OutputDir, compare, finish, sweep
 from fedif_studies.paper.commands import paper, report
 
@@ -56,8 +57,8 @@ def arena(
     console = Console()
     worst_cases(rows, data).print(console)
     for line in filter(None, missing_bouts(rows, data)):
-        console.print(line, highlight=False)
-    console.print(f"Page: {page.absolute()}", soft_wrap=True, highlight=False)
+        print_line(console, line)
+    print_line(console, f"Page: {page.absolute()}")
     finish(complete)
 
 
@@ -92,7 +93,7 @@ def audit(
     chosen = cases or tuple(CASES)
     complete = measure(task, folder, cases=chosen, seeds=seeds, retrain=retrain, again=again)
     page = write_audit(folder, task.config)
-    Console().print(f"Audit: {page}", soft_wrap=True)
+    print_line(Console(), f"Audit: {page}")
     finish(complete)
 
 
@@ -126,4 +127,4 @@ def unlearn(
         figures["Attack success rate"] = unlearned.attack_success
     for name, (before, after) in figures.items():
         console.print(f"{name}: {before:.1%} before, {after:.1%} after")
-    console.print(f"Model: {unlearned.path.absolute()}")
+    print_line(console, f"Model: {unlearned.path.absolute()}")

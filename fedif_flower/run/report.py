@@ -29,7 +29,7 @@ from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.run.rows import Line
 from fedif_flower.server.summary import Scoring
 from fedif_flower.storage import write_atomically
-from fedif_flower.tables import ResultTable, decimals_for, shown_number
+from fedif_flower.tables import ResultTable, decimals_for, print_line, shown_number
 from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
@@ -207,9 +207,9 @@ def print_summary(run_dir: Path, console: Console | None = None) -> None:
     run = Run(run_dir)
     _figures(run.summary, run.title).print(console)
     completeness = run.completeness
-    style = None if completeness.verdict == "complete" else "yellow"
-    console.print(completeness.headline, style=style, soft_wrap=True, markup=False, highlight=False)
-    console.print(f"Report: {run.folder.report}", soft_wrap=True, highlight=False)
+    style = "" if completeness.verdict == "complete" else "yellow"
+    print_line(console, completeness.headline, style)
+    print_line(console, f"Report: {run.folder.report}")
 
 
 def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

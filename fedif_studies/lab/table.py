@@ -12,7 +12,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from fedif_flower.storage import make_folder, write_atomically
-from fedif_flower.tables import ResultTable
+from fedif_flower.tables import ResultTable, print_line
 
 T = TypeVar("T")
 
@@ -96,4 +96,4 @@ def write_table(
     for printed in (table, *more):
         printed.print(console)
     for line in (*remarks, f"Report: {page.absolute()}"):
-        console.print(line, highlight=False, soft_wrap=True)
+        print_line(console, line)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import require
+from fedif_flower.tables import print_line
 from fedif_studies.lab.commands import CORES, Again, Jobs, OutputDir, finish
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
@@ -94,7 +95,7 @@ def report(
     page = update_docs(docs, measurements, defaults)
     if (docs / "results" / AUDIT_PAGE).is_file():
         update_audit_page(docs)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console()
     for line in what_was_added(measurements, directories or (), defaults):
-        console.print(line, markup=False)
-    console.print(f"Written: {page.absolute()}")
+        print_line(console, line)
+    print_line(console, f"Written: {page.absolute()}")

@@ -120,10 +120,12 @@ def test_figures_of_an_earlier_model_than_the_last_say_so(tmp_path):
 def test_failed_rounds_are_counted_and_shown(tmp_path, capsys):
     # One of three answered in the last round: the model moved on, but most clients failed.
     rounds = report(1, {-1: 0.3, 1: 0.1}), report(2, {1: 0.4}, failed=2)
-    recorder = recorded(new_recorder(tmp_path), *rounds)
+    recorder = recorded(new_recorder(tmp_path / "a[/b]"), *rounds)  # No markup, as it seems.
     recorder.finish({"w": torch.zeros(1)})
     print_summary(recorder.run_dir)
-    assert "rounds that failed │ 1, the last" in " ".join(capsys.readouterr().out.split())
+    printed = capsys.readouterr().out
+    assert "rounds that failed │ 1, the last" in " ".join(printed.split())
+    assert f"Report: {tmp_path}/a[/b]/run/report.md\n" in printed
     assert "| rounds that failed | 1, the last among them |" in recorder.folder.report.read_text()
     with pytest.raises(TrainingFailedError, match="the last round failed, as 1 of 2 did"):
         require_last_round(recorder.run_dir)

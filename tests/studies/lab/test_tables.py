@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from fedif_flower.tables import ResultTable
+from fedif_flower.tables import ResultTable, print_line
+from fedif_studies.lab.table import write_table
 
 
 def test_a_name_in_brackets_is_shown_as_it_is(capsys):
@@ -10,6 +11,23 @@ def test_a_name_in_brackets_is_shown_as_it_is(capsys):
     ResultTable("[i]", ["member", "[0, 1]"], lines, num_labels=1).print(Console(width=20))
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("[i]", "[red]a[/]", "[b]", "[0, 1]"))
+
+
+def test_a_line_is_printed_as_it_is(capsys):
+    """A folder ``a[/b]`` was an error of rich, and ``run[lr=0.1]`` a path that is not there."""
+    lines = ["Report: /a[/b]/run[lr=0.1]/:x:/[red]x", f"Report: /{200 * 'x'}"]
+    for line in lines:
+        print_line(Console(width=20), line)
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_table_and_its_remarks_are_printed_as_they_are(tmp_path, capsys):
+    table = ResultTable("[/t] :x:", [":y:"], [["[/c] :z:"]], num_labels=1)
+    write_table(table, tmp_path / "a[/b]", Console(width=20), ["Of run[lr=0.1]."])
+    *shown, remark, report = capsys.readouterr().out.splitlines()
+    assert all(text in "".join(shown) for text in ("[/t] :x:", ":y:", "[/c] :z:"))
+    assert remark == "Of run[lr=0.1]."
+    assert report == f"Report: {tmp_path}/a[/b]/table.md"
 
 
 def test_markdown_shows_a_repeated_first_column_once():
