@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import EntryPoint, entry_points
-from inspect import signature
+from inspect import isroutine, signature
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeGuard
 
 from fedif_flower.errors import ConfigError
 
@@ -151,7 +151,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
         loaded = _load(f"{self.key} = {name!r}", path)
         self._require_maker(name, loaded)
-        maker: Callable[..., Any] = loaded if callable(loaded) else lambda: loaded
+        maker: Callable[..., Any] = loaded if _is_maker(loaded) else lambda: loaded
         return maker
 
     def _require_maker(self, name: str, loaded: object) -> None:
@@ -162,7 +162,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         if isinstance(loaded, type):
             if not issubclass(loaded, self.makes):
                 raise ConfigError(f"{subject} is the class {loaded.__name__}; allowed: {allowed}")
-        elif not callable(loaded):
+        elif not _is_maker(loaded):
             if not isinstance(loaded, self.makes):
                 words = f"{subject} is of type {type(loaded).__name__}"
                 raise ConfigError(f"{words}; allowed: {allowed}")
@@ -229,6 +229,14 @@ def _plural(kind: str) -> str:
     if kind.endswith("y"):
         return f"{kind.removesuffix('y')}ies"
     return f"{kind}s"
+
+
+def _is_maker(loaded: object) -> TypeGuard[Callable[..., Any]]:
+    """Return whether an object is a class or function, which makes what a key names.
+
+    An object that can be called, as every rule can, is not called for it.
+    """
+    return isinstance(loaded, type | partial) or isroutine(loaded)
 
 
 def _load(subject: str, path: str) -> Any:

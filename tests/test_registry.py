@@ -223,6 +223,15 @@ def test_every_name_has_one_line_of_its_own(registry):
         )
 
 
+def test_a_rule_that_is_there_already_is_taken_as_it_is():
+    """It can be called, but with updates: nothing is made by that."""
+    assert STRATEGIES[f"{__name__}:NEAREST"]() is NEAREST
+    config = RunConfig.from_run_config({"strategy": f"{__name__}:NEAREST"}).completed()
+    assert config.build("strategy", Nearest, {}) is NEAREST
+    with pytest.raises(ConfigError, match="NEAREST' is of type Nearest; allowed: a fedif_flower"):
+        ATTACKS.load(f"{__name__}:NEAREST")
+
+
 def test_what_another_package_brings_is_described_and_an_error_hides_nothing():
     assert line_of(STRATEGIES, "tests.test_registry:Nearest") == "Take the nearest"
     gone = "tests.nowhere:Nearest"
@@ -234,3 +243,6 @@ class Nearest:
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
         return updates.client_updates[0]
+
+
+NEAREST = Nearest()
