@@ -1,4 +1,4 @@
-"""Reading what somebody else wrote: regular files alone, JSON and TOML with bounds."""
+"""What somebody else wrote: read of regular files alone and with bounds, shown as plain text."""
 
 from __future__ import annotations
 
@@ -122,6 +122,15 @@ def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
         # Only the text of an OSError names the file.
         words = str(error) if isinstance(error, OSError) else repr(error)
         raise kind(f"{what}: {' '.join(words.split()):.200}") from error
+
+
+def visible(text: str) -> str:
+    """Return a text with ``"?"`` for whatever a terminal obeys in place of showing it.
+
+    That is line breaks, escape sequences, marks that turn the direction of writing and halves of
+    surrogate pairs.
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from rich.measure import Measurement as Width
 from rich.table import Table
 from rich.text import Text
 
+from fedif_flower.foreign import visible
+
 
 @dataclass(frozen=True)
 class ResultTable:
@@ -51,11 +53,11 @@ class ResultTable:
 
     def print(self, console: Console) -> None:
         """Print it as wide as it is, however narrow the terminal or pipe is."""
-        shown = Table(title=Text(self.title, "table.title"), title_justify="left")
+        shown = Table(title=Text(visible(self.title), "table.title"), title_justify="left")
         for name in self.heading[: self.num_labels]:
-            shown.add_column(Text(name), justify="left")
+            shown.add_column(Text(visible(name)), justify="left")
         for name in self.heading[self.num_labels :]:
-            shown.add_column(Text(name), justify="right")
+            shown.add_column(Text(visible(name)), justify="right")
         for index, line in enumerate(self._shown_lines()):
             if self.grouped and index and line[0]:
                 shown.add_section()
@@ -76,7 +78,7 @@ class ResultTable:
 
 def print_line(console: Console, line: str, style: str = "") -> None:
     """Print a line, however long, as it is: what a path or a name has in brackets is no markup."""
-    console.print(Text(line, style), soft_wrap=True)
+    console.print(Text(visible(line), style), soft_wrap=True)
 
 
 def _cell(value: object) -> str:
@@ -93,9 +95,9 @@ def _markdown_line(row: Sequence[str]) -> str:
 
 
 def _styled(cell: str) -> Text:
-    """Return a cell for the terminal: not as markup, since others wrote some of the cells."""
+    """Return a cell for the terminal: no markup and no escapes, since others wrote some cells."""
     style = "bold" if cell.startswith("**") else ""
-    return Text(plain(cell), style)
+    return Text(visible(plain(cell)), style)
 
 
 def plain(text: str) -> str:

@@ -106,6 +106,14 @@ def test_small_contributions_can_be_told_apart(tmp_path):
     assert [line[column] for line in table.lines] == ["0.000002000", "0.000000125", "-0.000001000"]
 
 
+def test_a_run_of_somebody_else_is_named_without_escapes(tmp_path):
+    run = by_hand(tmp_path)
+    (run.folder.path / "config.json").write_text('{"strategy": "\\u001b[2Jfedif"}')
+    shown = repr(load(run.folder.path))
+    assert "?[2Jfedif on " in shown
+    assert shown.isprintable()
+
+
 def test_a_round_that_was_cut_off_counts_for_nobody(tmp_path):
     """Replies and weights are those of the rounds whose contributions count."""
     run = by_hand(tmp_path)

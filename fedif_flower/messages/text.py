@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedif_flower.foreign import visible
+
 MAX_LENGTH = 200
 # What a terminal or a page obeys in place of showing it, as in a class of a regular expression:
 # control characters, line ends, and marks that have no width or turn the direction of writing.
@@ -43,7 +45,7 @@ def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
     sequences, marks that turn the direction of writing and halves of surrogate pairs become
     ``"?"`` all the same.
     """
-    return "".join(c if c.isprintable() else "?" for c in _short(text, max_length))
+    return visible(_short(text, max_length))
 
 
 def reason_of(error: Any) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedif_flower.attribution.intervals import ends_of, intervals
 from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import refused_as, visible
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
@@ -136,7 +136,7 @@ class Run:
         where = repr(str(self.folder.path))
         last_round = self.last_round  # Which reads the table of rounds.
         rounds = "1 round" if last_round == 1 else f"{last_round} rounds"
-        return f"Run({where}: {self.title}, {rounds}, {self.state})"
+        return f"Run({where}: {visible(self.title)}, {rounds}, {self.state})"
 
     @property
     def last_round(self) -> int:

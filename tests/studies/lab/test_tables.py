@@ -30,6 +30,17 @@ def test_a_table_and_its_remarks_are_printed_as_they_are(tmp_path, capsys):
     assert report == f"Report: {tmp_path}/a[/b]/table.md"
 
 
+def test_no_escape_of_somebody_else_s_file_reaches_the_terminal(capsys):
+    """A name in ``names.csv``, or a strategy in ``config.json``, would clear the screen."""
+    clear = "\x1b[2J\x9b2J"
+    console = Console(width=100)
+    ResultTable(f"a{clear}", [f"b{clear}"], [[f"**c{clear}**"]], num_labels=1).print(console)
+    print_line(console, f"d{clear}\n京都")
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in ("a?[2J?2J", "b?[2J?2J", "c?[2J?2J", "d?[2J?2J?京都"))
+    assert not {"\x1b", "\x9b"} & set(shown)
+
+
 def test_markdown_shows_a_repeated_first_column_once():
     lines = [["clean", "FedAvg", "60"], ["clean", "FedIF", "**63**"], ["noisy", "FedAvg", "-"]]
     table = ResultTable("", ["column", "row", "last"], lines, num_labels=2, grouped=True)
