@@ -29,6 +29,7 @@ def listing() -> Iterator[ResultTable]:
 def line_of(registry: Registry, name: str) -> str:
     """Return one line on what a name stands for: the first of its documentation."""
     try:
+        registry.require_one(name)
         kind = registry[name]
     except ConfigError as error:  # One package that cannot be imported hides no other.
         return str(error)

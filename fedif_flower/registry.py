@@ -125,10 +125,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
         """Return the ``module:object`` of a name outside of this package; empty: it is built in."""
         if not self.is_own(name):
             return ""
-        entry_point = _installed(self.group).get(name)
-        if entry_point is None:
+        installed = _installed(self.group)
+        if name not in installed:
             return name
-        return entry_point.value
+        return installed[name][0].value
 
     def load(self, name: str) -> Callable[..., Any]:
         """Return what a name outside of this package stands for; an object as what returns it.
@@ -138,9 +138,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
         ConfigError
             Saying what was tried.
         """
+        self.require_one(name)
         installed = _installed(self.group)
         if name in installed:
-            path = installed[name].value
+            path = installed[name][0].value
         elif is_import(name):
             self._require_importable(name)
             path = name
@@ -153,6 +154,15 @@ class Registry(Mapping[str, Callable[..., Any]]):
         self._require_maker(name, loaded)
         maker: Callable[..., Any] = loaded if _is_maker(loaded) else lambda: loaded
         return maker
+
+    def require_one(self, name: str) -> None:
+        """Raise ConfigError for a name of several things: nobody has said which one is meant."""
+        origins = self._origins(name)
+        if len(origins) > 1:
+            raise ConfigError(
+                f"{self.key} = {name!r} stands for several: {'; '.join(origins)}; allowed: "
+                f"{self.also}, which names one of them"
+            )
 
     def _require_maker(self, name: str, loaded: object) -> None:
         """Raise ConfigError where an object cannot make what the key is about."""
@@ -185,9 +195,17 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
 
     def sources(self) -> dict[str, str]:
-        """Return by name where it comes from."""
-        installed = {name: _origin(point) for name, point in _installed(self.group).items()}
-        return installed | dict.fromkeys(self.built_in, "built in")
+        """Return by name where it comes from: all of them, where there are several."""
+        names = [*_installed(self.group), *self.built_in]
+        return {name: "; ".join(self._origins(name)) for name in names}
+
+    def _origins(self, name: str) -> list[str]:
+        """Return where a name comes from: of this package, of others, or of several."""
+        origins = []
+        if name in self.built_in:
+            origins.append("built in")
+        origins += [_origin(point) for point in _installed(self.group).get(name, ())]
+        return origins
 
 
 @contextmanager
@@ -214,8 +232,12 @@ def is_import(name: object) -> bool:
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=group)}
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
+    """Return what packages have installed in a group, by name: packages may share one."""
+    by_name: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=group):
+        by_name.setdefault(point.name, []).append(point)
+    return by_name
 
 
 def _origin(point: EntryPoint) -> str:

@@ -130,6 +130,8 @@ class SectionedSettings(Settings):
                     by_section.setdefault(_section_of(key), {})[key] = values.pop(key)
             super().__init__(**values)
             self._free_sections = tuple(sections)
+            for field, registry in self.registries.items():
+                registry.require_one(getattr(self, field))
             self._require_free_names()
             for name, section_values in self._by_recorded_name(by_section).items():
                 self._in_sections |= self._checked(name, section_values)

@@ -113,6 +113,33 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     assert ATTACKS.sources()["rotate"] == f"{package} 1.2: {package}:Rotate"
 
 
+def test_a_name_of_several_things_is_refused_and_listed_with_all_of_them(
+    package, tmp_path, monkeypatch
+):
+    more = tmp_path / "more" / "fedif_more_example-2.0.dist-info"
+    more.mkdir(parents=True)
+    (more / "METADATA").write_text("Metadata-Version: 2.1\nName: more\nVersion: 2.0\n")
+    (more / "entry_points.txt").write_text(
+        "[fedif_flower.attacks]\nrotate = more:Rotate\nsign-flip = more:Rotate\n"
+    )
+    monkeypatch.syspath_prepend(more.parent)
+    _installed.cache_clear()
+    first, second = f"{package} 1.2: {package}:Rotate", "more 2.0: more:Rotate"
+    for name, origins in {
+        "rotate": f"{second}; {first}",
+        "sign-flip": f"built in; {second}",
+    }.items():
+        refusal = f"attack = '{name}' stands for several: {origins}; allowed: module:object"
+        with pytest.raises(ConfigError, match=re.escape(refusal)):
+            RunConfig.from_run_config({"attack": name})
+        assert ATTACKS.sources()[name] == origins
+        assert refusal in line_of(ATTACKS, name)
+    with pytest.raises(ConfigError, match="stands for several"):
+        ATTACKS.load("rotate")
+    assert RunConfig.from_run_config({"attack": "scaling"}).attack == "scaling"
+    assert ATTACKS.sources()["scaling"] == "built in"
+
+
 @pytest.mark.parametrize(
     ("key", "name", "sentence"),
     [
