@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -20,17 +21,8 @@ KINDS = {
 }
 DEFAULT = "tabular"
 
-# Packages that an app imports: its own of such a name would be imported in their place.
-_IMPORTED = {
-    "fedif_consortium",
-    "fedif_flower",
-    "flwr",
-    "numpy",
-    "pytest",
-    "sklearn",
-    "torch",
-    "torchvision",
-}
+# Packages that an app imports though they need not be installed where it is written.
+_IMPORTED = {"fedif_consortium", "pytest"}
 # Folders of an app that are no package of it: its tests, and what Flower sends no node.
 _NO_PACKAGES = {"build", "env", "lib", "lib64", "tests", "venv"}
 
@@ -68,7 +60,9 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
 
     require(kind in KINDS, "template", kind, ", ".join(KINDS))
     folder = folder.expanduser().absolute()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    with writing(folder):  # Its name may be too long to ask for.
+        is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_taken:
         raise ConfigError(f"{str(folder)!r} exists already; name a folder that does not")
     package = re.sub(r"[-. ]+", "_", folder.name).lower()
     # Its name with '-' is the distribution's, which begins and ends with a letter or digit.
@@ -82,10 +76,11 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
             f"{folder.name!r} cannot name a task: {package!r} is built in, and would be run in its "
             "place; allowed: another name"
         )
-    if package in _IMPORTED | _NO_PACKAGES | sys.stdlib_module_names:
+    is_reserved = package in _IMPORTED | _NO_PACKAGES | sys.stdlib_module_names
+    if is_reserved or _is_importable_beside(folder, package):
         raise ConfigError(
             f"{folder.name!r} cannot name a package: {package} is taken, by Python, by a package "
-            "that the app imports, or by a folder that is none; allowed: another name"
+            "that is installed here, or by a folder that is none; allowed: another name"
         )
     names = {"package": package, "name": package.replace("_", "-"), "kind": kind}
     templates = files("fedif_flower") / "template"
@@ -104,3 +99,19 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return written
+
+
+def _is_importable_beside(folder: Path, package: str) -> bool:
+    """Return whether another package of the name can be imported, which may be one that apps need.
+
+    The app's own would be imported in its place, also by those who import it within others.
+    """
+    try:
+        spec = find_spec(package)
+    except ValueError:  # It was imported, but not from any place.
+        return True
+    if spec is None:
+        return False
+    places = list(spec.submodule_search_locations or [str(spec.origin)])
+    # The folder itself may be there, empty, and so may an installed app that it had before.
+    return not all(Path(place).is_relative_to(folder) for place in places)

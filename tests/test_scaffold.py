@@ -94,11 +94,36 @@ def test_all_files_are_written_or_none(is_there, tmp_path, monkeypatch):
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == set(paths)
 
 
-@pytest.mark.parametrize("name", ["torch", "fedif-flower", "json", "Tests", "build"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torch", "fedif-flower", "json", "Tests", "build"),
+        *("rich", "ray", "pydantic", "fedif-studies"),  # What is imported by what apps import.
+        "google",  # It has no module of its own, but packages lie in it.
+    ],
+)
 def test_a_name_that_is_taken_is_refused_before_anything_is_written(name, tmp_path):
     """A package ``torch`` beside the app would be imported in place of PyTorch."""
     with pytest.raises(ConfigError, match=f"^'{name}' cannot name a package: .* is taken"):
         write_app(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_itself_does_not_take_the_name_but_a_module_elsewhere_does(
+    tmp_path, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rain").mkdir()  # From its parent it can be imported, empty as it is.
+    (tmp_path / "own_snow.py").write_text("")
+    assert write_app(tmp_path / "own_rain")
+    with pytest.raises(ConfigError, match="own_snow is taken"):
+        write_app(tmp_path / "apps" / "own-snow")
+
+
+def test_a_name_that_is_too_long_cannot_be_written(tmp_path):
+    for length in (300, 250):  # Files of its name, and temporary ones beside it.
+        with pytest.raises(StorageError, match="File name too long"):
+            write_app(tmp_path / (length * "x"))
     assert list(tmp_path.iterdir()) == []
 
 
