@@ -188,7 +188,7 @@ class CheckpointFolder:
         assert checkpoint.source is not None
         path, end = checkpoint.source
         self._remove_leftovers()
-        is_from_here = path.parent.resolve() == self.folder.resolve()
+        is_from_here = lies_in(self.folder, path)
         for number, other in files_of_rounds(self.folder).items():
             if not is_from_here or number > checkpoint.server_round:
                 other.unlink()
@@ -215,6 +215,13 @@ class CheckpointFolder:
         if differences:
             raise CheckpointError(f"{path} is of another configuration: {'; '.join(differences)}")
         return checkpoint
+
+
+def lies_in(folder: Path, path: str | Path) -> bool:
+    """Tell whether a file is one of a folder's own; an empty path is that of none."""
+    if not str(path):
+        return False
+    return Path(path).expanduser().parent.resolve() == folder.resolve()
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

@@ -179,8 +179,9 @@ class RunConfig(ClientConfig, StrategyConfig):
     )
     resume: str = quiet_setting(
         "",
-        "`auto`, or a path: go on from the run's last good checkpoint, or from a file; a "
-        "checkpoint of another configuration is refused. What clients keep of their rounds "
+        "`auto`, or a path: go on from the run's last good checkpoint, or from a file, which may "
+        "be another run's if the folder holds none; a checkpoint of another configuration is "
+        "refused. What clients keep of their rounds "
         "(`scaffold`, `moon`, attacks that use the last global step) goes on with `fedif run`. At "
         "real nodes and with `flwr run` it begins anew, with a warning",
     )

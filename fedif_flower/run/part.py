@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
-from fedif_flower.run.checkpoint import Checkpoint
+from fedif_flower.run.checkpoint import Checkpoint, lies_in
 from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
@@ -157,6 +157,13 @@ class RunContext:
     def is_done(self) -> bool:
         """Whether every round is behind it: what is left are the records of its end."""
         return self.checkpoint is not None and self.done == self.config.num_server_rounds
+
+    @property
+    def goes_on_here(self) -> bool:
+        """Whether the rounds behind it are this folder's own: their records stay."""
+        if self.checkpoint is None or self.checkpoint.source is None:
+            return False
+        return lies_in(self.folder.checkpoints, self.checkpoint.source[0])
 
     @property
     def folder_before(self) -> RunFolder | None:

@@ -27,6 +27,7 @@ from fedif_flower.messages.preflight import (
 )
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
+from fedif_flower.run.checkpoint import lies_in
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import RunContext, RunPart
@@ -121,14 +122,14 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     Raises
     ------
     ConfigError
-        If the name was given, and the folder holds a run, finished or stopped; or if the
-        checkpoint to go on from is not there.
+        If the name was given, and the folder holds a run, finished or stopped, that is not the
+        one to go on with; or if the checkpoint to go on from is not there.
     """
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
     if config.resume == AUTO and not config.run_dir.exists():
         logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
-    if config.overwrite or config.resume:
+    if config.overwrite:
         return config
     earlier = _earlier_run(config)
     if earlier is None:
@@ -148,8 +149,13 @@ def with_free_folder(config: RunConfig) -> RunConfig:
 
 
 def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
-    """Return which run that would be lost is in a folder, and how to go on with it, in words."""
+    """Return which run that would be lost is in a folder, and how to go on with it, in words.
+
+    A run that goes on in its own folder is not lost.
+    """
     folder = RunFolder(config.run_dir)
+    if config.resume == AUTO or lies_in(folder.checkpoints, config.resume):
+        return None
     if folder.is_complete():
         return "a finished run", ""
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):

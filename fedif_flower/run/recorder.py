@@ -93,7 +93,8 @@ class RunRecorder(RunWriter):
         of_parts = [built.on_row for built in run.built if built.on_row]
         self.listeners = [*of_parts, *self.listeners]
         self.keeps_attempts = not config.overwrite
-        self._rounds_done = max(run.done, 0)
+        if run.goes_on_here:
+            self._rounds_done = run.done
         self.run = run
         self.config = config
         self.strategy = strategy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -30,7 +31,10 @@ from fedif_flower.run.checkpoint import (
     read_checkpoint,
     read_lines,
 )
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server import nodes
@@ -233,6 +237,69 @@ def test_a_name_under_which_records_lie_is_not_taken_again_without_a_word(tmp_pa
     assert (config.run_dir / "rounds.csv").read_bytes() == before
     run(config.replace(overwrite=True))
     assert not (config.run_dir / "attempt-1").exists()
+
+
+KEPT_UPDATES = {"attribution": "trapezoid", "updates.keep": True, "validation.vet": False}
+
+
+@pytest.fixture(scope="module")
+def two_runs(tmp_path_factory) -> Path:
+    """One of two rounds in a folder of its own, and one of another seed in `run`."""
+    output_dir = tmp_path_factory.mktemp("runs")
+    settings = {"checkpoint_every": 1, "num_server_rounds": 2, **KEPT_UPDATES}
+    run(run_config(output_dir, run_name="first", **settings))
+    run(run_config(output_dir, run_name="other", seed=7, **settings))
+    return output_dir
+
+
+def going_on_elsewhere(runs: Path, output_dir: Path, **overrides) -> RunConfig:
+    """Return the config of the first run, which goes on in the place of the other one."""
+    shutil.copytree(runs, output_dir)
+    file = output_dir / "first" / "checkpoints" / "round-000001.pt"
+    settings = {"checkpoint_every": 1, "num_server_rounds": 2, **KEPT_UPDATES}
+    return run_config(output_dir, run_name="other", resume=str(file), **settings, **overrides)
+
+
+def test_a_run_that_goes_on_from_another_ones_file_does_not_replace_a_third(two_runs, tmp_path):
+    config = going_on_elsewhere(two_runs, tmp_path / "runs")
+    with pytest.raises(ConfigError, match=r"run-name = 'other': .* holds a finished run; .*overwr"):
+        run(config)
+    assert RunFolder(config.run_dir).config.read()["seed"] == 7
+    # In a folder that holds none it goes on, and so does the run whose own file it is.
+    assert rounds_of(run(config.replace(run_name="new"))) == [0, 1, 2]
+    assert rounds_of(run(config.replace(run_name="first"))) == [0, 1, 2]
+
+
+def test_an_own_name_is_not_that_of_another_run_that_goes_on(two_runs, tmp_path):
+    config = going_on_elsewhere(two_runs, tmp_path / "runs")
+    config = config.replace(run_name=config.auto_name)
+    assert with_free_folder(config).run_name == config.auto_name
+    shutil.copytree(tmp_path / "runs" / "other", config.run_dir)
+    numbered = with_free_folder(config)
+    assert numbered.run_name == f"{config.auto_name}-2"
+    # Where it is the numbered one that goes on, it keeps its number.
+    shutil.copytree(tmp_path / "runs" / "first", numbered.run_dir)
+    file = numbered.run_dir / "checkpoints" / "round-000001.pt"
+    assert with_free_folder(config.replace(resume=str(file))).run_dir == numbered.run_dir
+
+
+def test_nothing_of_a_run_that_another_one_replaces_counts_as_its_own(two_runs, tmp_path, caplog):
+    """The other run kept its updates of round 1, from which the checkpoint goes on."""
+    config = going_on_elsewhere(two_runs, tmp_path / "runs", overwrite=True)
+    run_dir = run(config)
+    words = "rounds 1 to 2 of an earlier attempt count no more; overwrite = true removes their"
+    assert words in caplog.text
+    updates = sorted(path.name for path in (run_dir / "updates").iterdir())
+    assert updates == ["round-000002.pt"]
+    # From a file of its own folder it goes on, and its updates count.
+    file = run_dir / "checkpoints" / "round-000001.pt"
+    shutil.copy(tmp_path / "runs" / "first" / "checkpoints" / "round-000001.pt", file)
+    shutil.copy(tmp_path / "runs" / "first" / "updates" / "round-000001.pt", run_dir / "updates")
+    run(config.replace(resume=str(file)))
+    assert sorted(path.name for path in (run_dir / "updates").iterdir()) == [
+        "round-000001.pt",
+        "round-000002.pt",
+    ]
 
 
 def test_a_deployed_run_goes_on_at_its_last_finished_round(tmp_path, monkeypatch):
@@ -544,7 +611,7 @@ def test_one_that_is_whole_but_not_of_this_run_replaces_nothing(
     whole = read_checkpoint(run_dir / "checkpoints" / "round-000002.pt")
     crafted = replace(whole, source=None, **change(whole))
     path = CheckpointFolder(tmp_path, whole.settings).save(crafted)
-    own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path)}
+    own = {"num_server_rounds": 3, "checkpoint_every": 1, "resume": str(path), "overwrite": True}
     results = ("config.json", "provenance.json", "rounds.csv", "clients.csv")
     before = [(run_dir / name).read_bytes() for name in results]
     with pytest.raises(CheckpointError, match=reason):
