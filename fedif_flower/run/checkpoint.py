@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, StorageError
 from fedif_flower.run.folder import file_of_round, files_of_rounds
+from fedif_flower.run.kept_values import unreadable_in
 from fedif_flower.storage import remove_leftovers, write_atomically, writing
 
 logger = logging.getLogger(__name__)
@@ -118,8 +119,9 @@ class CheckpointFolder:
         Raises
         ------
         CheckpointError
-            If it cannot be written; earlier ones are as they were.
+            If it cannot be written, or not be read back; earlier ones are as they were.
         """
+        _require_readable(checkpoint)
         path = file_of_round(self.folder, checkpoint.server_round)
         try:
             with writing(path):
@@ -251,6 +253,18 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise _DamagedError(
             f"the checkpoint {path} is damaged, or of another version: {error!s:.200}"
         ) from error
+
+
+def _require_readable(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError, naming the part, for what nobody could read back."""
+    for part in ("settings", "strategy", "records"):
+        unreadable = unreadable_in(getattr(checkpoint, part))
+        if unreadable is not None:
+            raise CheckpointError(
+                f"the checkpoint of round {checkpoint.server_round} could not be read back: "
+                f"{part}{unreadable}; allowed: Python's own numbers, texts, None, tensors, and "
+                "lists, tuples and dicts of these"
+            )
 
 
 def _file_content(checkpoint: Checkpoint, end: JournalEnd) -> bytes:

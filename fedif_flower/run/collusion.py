@@ -21,10 +21,10 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.polling_grid import ForwardingGrid, stream_replies
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.kept_values import unreadable_in
 from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
-from fedif_flower.settings import Scalar
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Agreement(Kept):
         agreed = self._behaviour.collude(received, updates, generator)
         remembered = {}
         for name, value in vars(self._behaviour).items():
-            if _can_be_kept(value):
+            if unreadable_in(value) is None:
                 remembered[name] = deepcopy(value)
         self._last.add(server_round, remembered)
         return agreed
@@ -99,25 +99,16 @@ class Agreement(Kept):
 
     def _warn_of_lost_memory(self, behaviour: Colluder) -> None:
         """Name what no checkpoint can have of an attack that remembers."""
-        lost = [name for name, value in vars(behaviour).items() if not _can_be_kept(value)]
+        remembered = vars(behaviour).items()
+        lost = [name for name, value in remembered if unreadable_in(value) is not None]
         if lost:
             logger.warning(
                 "attack = %r: what accomplices remember as %s begins anew, and the run does not go "
-                "on bit for bit: checkpoints keep numbers, texts, tensors, and lists and dicts of "
-                "these",
+                "on bit for bit: checkpoints keep Python's own numbers, texts, tensors, and lists "
+                "and dicts of these",
                 self.config.attack,
                 ", ".join(lost),
             )
-
-
-def _can_be_kept(value: object) -> bool:
-    """Return whether a checkpoint can have a value: nothing in it can run code."""
-    if isinstance(value, dict):
-        has_plain_keys = all(isinstance(key, Scalar) for key in value)
-        return has_plain_keys and all(map(_can_be_kept, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_can_be_kept, value))
-    return isinstance(value, Scalar | Tensor | None)
 
 
 class ColludingGrid(ForwardingGrid):

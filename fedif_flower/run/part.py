@@ -34,7 +34,11 @@ class Kept:
         return []
 
     def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return what is not in the lines, as of a round."""
+        """Return what is not in the lines, as of a round.
+
+        It is made of Python's own numbers (no NumPy's), texts, ``None``, tensors, and lists, tuples
+        and dicts of these, so that it can be read back without running code.
+        """
         return {}
 
     def restore(

@@ -37,9 +37,9 @@ class Rule(Protocol):
 class Stateful(Protocol):
     """A part that remembers earlier rounds.
 
-    Its state is made of dicts, lists, numbers, strings, ``None`` and tensors, so that it can be
-    read back without running code. Clients are named in it by their lasting ``client_id`` (see
-    :class:`~fedif_flower.messages.client_node.ClientNode`).
+    Its state is made of dicts, lists, Python's own numbers (no NumPy's), strings, ``None`` and
+    tensors, so that it can be read back without running code. Clients are named in it by their
+    lasting ``client_id`` (see :class:`~fedif_flower.messages.client_node.ClientNode`).
     """
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -103,3 +104,23 @@ def test_a_run_that_goes_on_begins_with_what_accomplices_remembered_then(monkeyp
     old = Agreement(own)
     old.restore([], None, 4)
     assert met(old, 5) == 1
+
+
+class Averaging(Colluder):
+    """Remembers a mean, which NumPy gives as a number of its own, and how often they met."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.met = 0
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        self.mean = np.mean([0.5, float(updates.norm())])
+        self.met += 1
+        return updates
+
+
+def test_a_number_of_numpy_s_is_not_kept(monkeypatch):
+    monkeypatch.setattr(ATTACKS, "built_in", {"none": Colluder, "average": Averaging})
+    agreement = Agreement(ClientConfig(attack="average", num_clients=4))
+    agreement.collude(torch.zeros(2), torch.zeros(1, 2), 1, 0)
+    assert agreement.memory(1) == {"met": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
+import re
 import shutil
 import sys
 from collections import Counter
@@ -14,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord
@@ -464,6 +466,22 @@ def checkpoint(server_round: int = 10) -> Checkpoint:
         records={"seconds": 1 / 7},
         lines={"clients": [{"round": server_round, "client_id": NODE, "score": None}]},
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"strategy": {"seen": [np.mean([0.5, 1.0])]}}, "strategy['seen'][0], a numpy.float64"),
+        ({"records": {"mine": {"v": np.ones(1)}}}, "records['mine']['v'], a numpy.ndarray"),
+        ({"settings": {"Own.factor": np.float64(2)}}, "settings['Own.factor'], a numpy.float64"),
+    ],
+)
+def test_what_could_not_be_read_back_is_named_before_it_is_written(tmp_path, changes, named):
+    kept_checkpoints = CheckpointFolder(tmp_path, SETTINGS)
+    kept_checkpoints.save(checkpoint(10))
+    with pytest.raises(CheckpointError, match=f"of round 20 could not.*: {re.escape(named)}; all"):
+        kept_checkpoints.save(replace(checkpoint(20), **changes))
+    assert kept_checkpoints.find("auto").server_round == 10
 
 
 def names(kept_checkpoints: CheckpointFolder) -> list[str]:
