@@ -127,6 +127,7 @@ class RunRecorder(RunWriter):
         """Begin the files, with the lines of a checkpoint if there is one."""
         if not self.run.checkpoint:
             self.checkpoints.begin()
+        names = self.names
         super().on_start(strategy)
         if self.run.checkpoint:
             for table in TABLES:
@@ -134,8 +135,6 @@ class RunRecorder(RunWriter):
             attendance = self.run.checkpoint.lines.get("attendance", ())
             self._roll.go_on(attendance, is_simulated=is_simulated(self.run.grid))
             # They are known from the checkpoint, but in no file yet.
-            names = self.names
-            self.names = {}
             self._add_names(names)
 
     def _alone(self) -> AbstractContextManager[None]:

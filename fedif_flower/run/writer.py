@@ -39,7 +39,7 @@ from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import data_hash, origin
 from fedif_flower.run.report import describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
-from fedif_flower.run.rows import Line
+from fedif_flower.run.rows import Line, read_table
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round
@@ -197,8 +197,11 @@ class RunWriter(Callback):
     def _begin(self, strategy: RunningStrategy, *, goes_on: bool) -> None:
         """Begin the files, or keep those of complete rounds."""
         self._attribution = _attribution_among(strategy.callbacks)
+        # What was told of a round that an error ended has no line any more.
+        self._news = []
+        self._roll = RollCall()
         if goes_on:
-            self._keep_rounds(strategy.completed_rounds)
+            self._keep_rounds(strategy)
         else:
             self._keep_attempt()
             self._begin_files()
@@ -213,12 +216,17 @@ class RunWriter(Callback):
         self.folder.rounds.begin(self._metric_columns)
         self.folder.clients.begin()
         self.folder.attendance.begin()
+        self.names = {}
 
-    def _keep_rounds(self, last: int) -> None:
+    def _keep_rounds(self, strategy: RunningStrategy) -> None:
         """Keep the lines of complete rounds: an error may have ended the one after them."""
+        last = strategy.completed_rounds
         self.folder.begin({*self._stays, *self.folder.tables()}, last)
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
             table.keep(lambda line: int(line["round"]) <= last)
+        attendance = read_table(self.folder.attendance.path, more=True).to_pylist()
+        known = strategy.nodes.known
+        self._roll.go_on(attendance, is_simulated=any(node.is_simulated for node in known))
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
         """Write what was attributed before, and be told of what will be."""

@@ -26,6 +26,7 @@ from fedif_flower import (
 from fedif_flower.attribution.gain import gain_of
 from fedif_flower.cli import cli
 from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.provenance import data_hash, tensors_hash
@@ -262,6 +263,68 @@ def test_a_strategy_that_an_error_ended_goes_on_with_each_round_once(tmp_path):
     assert [row["round"] for row in folder.rounds.read()] == ["0", "1", "2", "3"]
     assert [row["round"] for row in folder.clients.read()] == [*"111222333"]
     assert load(tmp_path).state == "complete"
+
+
+class Leaves(Callback):
+    """Takes the last member off line after a round."""
+
+    def __init__(self, grid: LocalGrid) -> None:
+        self.grid = grid
+
+    def on_metrics(self, server_round, metrics):
+        if server_round == 1:
+            self.grid.node_ids = [1000, 1001]
+
+
+def test_who_left_in_a_round_that_is_done_again_is_told_again(tmp_path):
+    """It is off line from round 2 on, of which an error ended the first attempt."""
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    failing = Failing()
+    callbacks = [RunWriter(tmp_path), Leaves(grid), failing]
+    strategy = FedIF(threshold_validation(), callbacks=callbacks, min_available_nodes=2, **BASE)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=4)
+    strategy.callbacks.remove(failing)
+    strategy.start(grid, strategy.model.record, num_rounds=3)
+    rows = RunFolder(tmp_path).attendance.read()
+    told = [(row["round"], row["client_id"], row["presence"]) for row in rows]
+    came = [("1", client_id, "there") for client_id in ("1000", "1001", "1002")]
+    assert told == [*came, ("2", "1002", "offline")]
+    assert load(tmp_path).completeness.headline.startswith("Incomplete: 1 of 3 members")
+
+
+def named(grid, node_ids) -> list[ClientNode]:
+    return [ClientNode(-1, node_id, name=f"hospital-{node_id}") for node_id in node_ids]
+
+
+class FailingFirst(Callback):
+    """Ends a run by an error in its first round."""
+
+    def on_round(self, report):
+        raise RuntimeError("no more")
+
+
+@pytest.mark.parametrize("is_same_strategy", [True, False])
+def test_files_that_begin_anew_have_names_and_attendance(tmp_path, is_same_strategy):
+    """After an error in round 1, or with another strategy that has the same writer."""
+    writer = RunWriter(tmp_path)
+    grid = LocalGrid(Movers([[1.0], [-1.0]]), 2)
+    setup = Setup(device="cpu", identify=named)
+
+    def strategy_with(*more) -> ScreenedStrategy:
+        return FedAvg(fraction_evaluate=0.0, callbacks=[writer, *more], setup=setup)
+
+    failing = FailingFirst()
+    strategy = strategy_with(failing)
+    with pytest.raises(RuntimeError, match="no more"):
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=1)
+    strategy.callbacks.remove(failing)
+    if not is_same_strategy:
+        strategy = strategy_with()
+    strategy.start(grid, model_arrays(Threshold()), num_rounds=1)
+    assert [member.label for member in load(tmp_path).members] == ["hospital-1000", "hospital-1001"]
+    rows = RunFolder(tmp_path).attendance.read()
+    assert [(row["round"], row["client_id"]) for row in rows] == [("1", "1000"), ("1", "1001")]
 
 
 @pytest.mark.parametrize("attribution_first", [False, True])
