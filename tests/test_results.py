@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -90,6 +91,24 @@ def test_members_are_sorted_by_any_column(tmp_path):
         run.sort("worth")
     with pytest.raises(ConfigError, match=r"holds no run: there is no rounds\.csv"):
         load(tmp_path)
+
+
+def of_scores(folder: Path, scores: list[float]) -> Run:
+    """Return a run of one round, with a weight score of each client."""
+    run = RunFolder(folder)
+    run.rounds.begin()
+    run.rounds.append([{"round": 1, "accepted": len(scores)}])
+    run.clients.begin()
+    for client_id, score in enumerate(scores):
+        line = {"round": 1, "partition_id": client_id, "client_id": client_id, "malicious": False}
+        run.clients.append([{**line, "weight_score": score, "weight": 0.25, "status": "accepted"}])
+    return load(folder)
+
+
+def test_a_score_that_is_no_number_stands_last(tmp_path):
+    run = of_scores(tmp_path, [math.nan, -math.inf, 0.5, math.inf])
+    assert [m.client_id for m in run.sort("weight_score")] == [3, 2, 1, 0]
+    assert [m.client_id for m in run.members] == [3, 2, 1, 0]
 
 
 def test_numbers_in_names_are_sorted_as_numbers(tmp_path):

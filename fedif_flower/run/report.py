@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,7 @@ from fedif_flower.tables import ResultTable, decimals_for, print_line, shown_num
 from fedif_flower.tasks.task import Metric
 
 _UNKNOWN = "-"
+_LARGEST = sys.float_info.max
 MPS = "MPS"  # What a GPU of Apple is called, which has no name of its own.
 # An evaluation has one of these at least.
 _SEEN = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
@@ -463,13 +465,18 @@ def best_of(values: Iterable[float], *, higher_is_better: bool) -> float | None:
 
 
 def detection_auc(clients: Iterable[Line]) -> float | None:
-    """Return how well low weight scores tell malicious clients from honest ones, in [0, 1]."""
+    """Return how well low weight scores tell malicious clients from honest ones, in [0, 1].
+
+    NaN, as the cosine with an update of zeros may be, is no score; an infinite one is the largest
+    or the smallest.
+    """
     latest: dict[int, Line] = {}
     for row in clients:
-        if row["weight_score"] is not None:
+        if row["weight_score"] is not None and not math.isnan(row["weight_score"]):
             latest[row["client_id"]] = row
     malicious = [bool(row["malicious"]) for row in latest.values()]
-    scores = [row["weight_score"] for row in latest.values()]
+    # scikit-learn takes finite numbers alone.
+    scores = [min(max(row["weight_score"], -_LARGEST), _LARGEST) for row in latest.values()]
     if len(set(malicious)) < 2:
         return None
     # Imported here: it takes a second, which clients and command lines should not have to wait for.

@@ -495,11 +495,11 @@ def _natural_order(text: str) -> tuple[str | int, ...]:
     return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
 
 
-def _place(member: Member, column: str) -> tuple[Any, int]:
-    """Return what members are sorted by: the largest value of a column first."""
+def _place(member: Member, column: str) -> tuple[Any, ...]:
+    """Return what members are sorted by: the largest value of a column first, none or NaN last."""
     if column == "name":
         return _natural_order(member.label), member.client_id
     value = getattr(member, column)
-    if value is None:
-        return math.inf, member.client_id
-    return -value, member.client_id
+    if value is None or math.isnan(value):
+        return True, 0.0, member.client_id
+    return False, -value, member.client_id

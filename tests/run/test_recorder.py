@@ -21,7 +21,13 @@ from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.report import print_summary, require_complete, require_last_round, summarize
+from fedif_flower.run.report import (
+    detection_auc,
+    print_summary,
+    require_complete,
+    require_last_round,
+    summarize,
+)
 from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import ClientReport, Round, headline
 from fedif_flower.tasks.task import Metric
@@ -89,6 +95,24 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated():
     others = {"status": "ok", "accepted": 1, "rejected": 0, "failed": 0, "round_failed": 0}
     rounds = [{"round": n, "test_accuracy": evaluated.get(n), **others} for n in range(31)]
     assert summarize(rounds, [])["test_accuracy_last_ten"] == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        # Malicious are 1 and 3: of their pairs with 0 and 2, all but (3, 0) are in order.
+        ([0.3, -math.inf, math.inf, 0.35], 0.75),
+        # 1 has no score: 3 against 0 and 2.
+        ([0.3, math.nan, math.inf, 0.35], 0.5),
+        ([0.3, math.nan, math.inf, math.nan], None),
+    ],
+)
+def test_scores_that_are_no_finite_numbers_end_no_run(scores, expected):
+    lines = []
+    for client_id, score in enumerate(scores):
+        is_malicious = client_id % 2 == 1
+        lines.append({"client_id": client_id, "weight_score": score, "malicious": is_malicious})
+    assert detection_auc(lines) == expected
 
 
 @pytest.mark.parametrize("higher_is_better", [True, False])
