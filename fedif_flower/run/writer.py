@@ -26,7 +26,7 @@ from fedif_flower.attribution.gain import gain_of
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.run.folder import (
     MEASURED,
     SETTINGS_KEY,
@@ -72,8 +72,8 @@ class RunWriter(Callback):
     ----------
     directory : str or Path
         Where to; as rounds begin it is made, and held until they end: another run's writer is
-        refused there meanwhile. An earlier run's files are put aside into its ``attempt-1``
-        (``-2`` ...), unless they are this strategy's own.
+        refused there meanwhile. An earlier run's files, and others that are called like a run's,
+        are put aside into its ``attempt-1`` (``-2`` ...), unless they are this strategy's own.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
@@ -242,6 +242,9 @@ class RunWriter(Callback):
 
     def _keep_attempt(self) -> None:
         """Put what an earlier attempt left aside, and say which of its rounds count no more."""
+        if not self.folder.holds_run():
+            self._keep_files_of_others()
+            return
         last = self.folder.last_round()
         first = self._rounds_done + 1
         if last < first:
@@ -253,6 +256,13 @@ class RunWriter(Callback):
         if self.keeps_attempts:
             where = f"their records are kept in {self.folder.keep_attempt()}"
         logger.warning("%s of an earlier attempt count no more; %s", rounds, where)
+
+    def _keep_files_of_others(self) -> None:
+        """Put files aside that are called like a run's, where there is no run: a model, perhaps."""
+        names = self.folder.results()
+        if names:
+            kept_in = self.folder.keep_attempt()
+            logger.warning("%s: not of a run; kept in %s", enumerated(names), kept_in)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""

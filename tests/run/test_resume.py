@@ -213,6 +213,15 @@ def test_what_an_attempt_left_is_put_aside_and_named(tmp_path, caplog, every, re
     assert not (config.run_dir / "attempt-2").exists()
 
 
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_files_of_others_in_the_place_of_a_run_are_put_aside(tmp_path, overwrite):
+    config = run_config(tmp_path, num_server_rounds=1, overwrite=overwrite)
+    config.run_dir.mkdir()
+    (config.run_dir / "report.md").write_text("mine")
+    run(config)
+    assert (config.run_dir / "attempt-1" / "report.md").read_text() == "mine"
+
+
 @pytest.mark.parametrize("has_links", [True, False])
 def test_kept_updates_of_an_attempt_are_put_aside_too(tmp_path, monkeypatch, has_links):
     def refuses(*_: object) -> None:

@@ -453,6 +453,19 @@ def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path):
     assert (tmp_path / "rounds.csv").read_text() == "epoch,loss\n1,0.3\n"
 
 
+def test_files_that_are_called_like_a_run_s_are_put_aside(tmp_path, caplog):
+    """A model that was trained before, and a list of names; there is no rounds.csv."""
+    for name in ("model.pt", "names.csv", "notes.txt"):
+        (tmp_path / name).write_text("mine\n")
+    written(tmp_path)
+    for name in ("model.pt", "names.csv"):
+        assert (tmp_path / "attempt-1" / name).read_text() == "mine\n"
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+    words = f"model.pt, names.csv: not of a run; kept in {tmp_path / 'attempt-1'}"
+    assert words in caplog.text
+    assert load(tmp_path).state == "complete"
+
+
 def test_what_an_own_app_s_objects_tell_is_known(tmp_path):
     bounds = CreditBounds(length=1.5, borrowed=0.0)
     attribution = PathAttribution(threshold_validation(), "trapezoid", bounds=bounds)
