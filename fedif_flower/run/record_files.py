@@ -84,8 +84,16 @@ class Table:
     def keep(self, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
         """Leave out the lines of which this is false; all others stay as they were written."""
         lines = [line for line in self.read() if is_kept(line)]
+        write_atomically(self.path, self._text_as_read(lines))
+
+    def replace_last(self, line: Mapping[str, object]) -> None:
+        """Write a line in the place of the last one; all others stay as they were written."""
+        write_atomically(self.path, self._text_as_read(self.read()[:-1]) + self._text([line]))
+
+    def _text_as_read(self, lines: Iterable[Mapping[str, str]]) -> str:
+        """Return the header, and lines that were read, as the file has them."""
         cells = [[line.get(name, "") for name in self._columns] for line in lines]
-        write_atomically(self.path, csv_text([self._columns]) + text_of_cells(cells))
+        return csv_text([self._columns]) + text_of_cells(cells)
 
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
         """Return lines as a CSV file holds them."""

@@ -196,7 +196,8 @@ class RunRecorder(RunWriter):
         return since_last_save >= self._save_seconds / MOST_SAVING
 
     def on_end(self) -> None:
-        """Leave the report to whoever finishes the run."""
+        """Leave the report to whoever finishes the run; it is about the last model."""
+        self._evaluate_last()
 
     def _circumstances(self) -> dict[str, Any]:
         """Return what the summary has beside figures: the run config, too."""

@@ -149,6 +149,7 @@ class RunWriter(Callback):
         self._roll = RollCall()
         self._news: list[Change] = []
         self._evaluation = _NOT_EVALUATED
+        self._is_last_evaluated = False  # The model of the last round with a line.
 
     @property
     def run_dir(self) -> Path:
@@ -217,6 +218,7 @@ class RunWriter(Callback):
         self.folder.clients.begin()
         self.folder.attendance.begin()
         self.names = {}
+        self._report = Round(0)
 
     def _keep_rounds(self, strategy: RunningStrategy) -> None:
         """Keep the lines of complete rounds: an error may have ended the one after them."""
@@ -350,22 +352,37 @@ class RunWriter(Callback):
         if self._strategy.is_stopping and self._evaluation is _NOT_EVALUATED:
             # Nobody could know before that this round is the last.
             metrics = {**metrics, **self._evaluate(server_round, self._strategy.model)}
-        evaluation = self._evaluation
-        self._evaluation = _NOT_EVALUATED
-        report = self._report
-        if report.round != server_round:  # Before the first round there was no report.
-            report = Round(server_round)
-        reasons = [reason for reason in (report.reason, evaluation.failure) if reason]
-        report = replace(
-            report,
-            reason="; ".join(reasons),
-            evaluation_seconds=evaluation.seconds,
-            metrics=self._by_column(metrics),
-        )
+        if self._report.round != server_round:  # Before the first round there was no report.
+            self._report = Round(server_round)
+        self._is_last_evaluated = self._evaluation is not _NOT_EVALUATED
+        report = self._with_evaluation(metrics)
+        self._report = report
         self._add("rounds", [report.line()])
         self._written = server_round
         for listener in self.listeners:
             listener(report)
+
+    def _with_evaluation(self, metrics: Mapping[str, float]) -> Round:
+        """Return the last round as it is written, with the evaluation of its model."""
+        evaluation = self._evaluation
+        self._evaluation = _NOT_EVALUATED
+        reasons = [reason for reason in (self._report.reason, evaluation.failure) if reason]
+        return replace(
+            self._report,
+            reason="; ".join(reasons),
+            evaluation_seconds=evaluation.seconds,
+            metrics={**self._report.metrics, **self._by_column(metrics)},
+        )
+
+    def _evaluate_last(self) -> None:
+        """Evaluate the last model, if its line was written before a callback ended the run."""
+        assert self._strategy is not None  # on_start
+        is_failed = sys.exception() is not self._outer_error
+        if is_failed or self._is_last_evaluated or not self._strategy.is_stopping:
+            return
+        metrics = self._evaluate(self._written, self._strategy.model)
+        if self._evaluation is not _NOT_EVALUATED:
+            self.folder.rounds.replace_last(self._with_evaluation(metrics).line())
 
     def _by_column(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return those metrics that have a column of ``rounds.csv``, by column."""
@@ -390,6 +407,7 @@ class RunWriter(Callback):
         if sys.exception() is not self._outer_error:
             self._write_report(is_finished=False)
             return
+        self._evaluate_last()
         if self._attribution is not None:
             self._attribution.settle()
             # The strategy may be started again, beside another writer.

@@ -285,10 +285,29 @@ class StopsAfter(Callback):
             raise StopTraining("enough")
 
 
-def test_the_round_in_which_a_callback_stops_is_evaluated_and_saved(tmp_path):
+class StopsOnMetrics(StopsAfter):
+    """The line of the round is written by then."""
+
+    def on_model(self, server_round, model):
+        """Go on."""
+
+    def on_metrics(self, server_round, metrics):
+        super().on_model(server_round, None)
+
+
+class StopsAtRoundEnd(StopsAfter):
+    def on_model(self, server_round, model):
+        """Go on."""
+
+    def on_round_end(self, server_round):
+        super().on_model(server_round, None)
+
+
+@pytest.mark.parametrize("stops", [StopsAfter, StopsOnMetrics, StopsAtRoundEnd])
+def test_the_round_in_which_a_callback_stops_is_evaluated_and_saved(tmp_path, stops):
     """Evaluations are due in rounds 0 and 5, checkpoints after 4 and 6."""
     config = run_config(tmp_path, num_server_rounds=6, eval_every=5, checkpoint_every=4)
-    callbacks = [StopsAfter(3)]
+    callbacks = [stops(3)]
     folder = RunFolder(run_federation(LocalGrid(client_app, CLIENTS), config, callbacks=callbacks))
     rows = folder.rounds.read()
     assert [row["round"] for row in rows if row["test_accuracy"]] == ["0", "3"]

@@ -35,6 +35,14 @@ def test_a_table_grows_by_lines_and_leaves_empty_what_is_not_there(tmp_path):
     assert table.read()[1] == {"round": "2", "share": "", "more": "1"}
 
 
+def test_a_last_line_is_replaced_and_the_others_stay_as_they_are(tmp_path):
+    table = Table(tmp_path / "t.csv", ("round", "reason"))
+    table.begin(["loss"])
+    table.append([{"round": 1, "reason": "=a", "loss": -0.5}, {"round": 2, "reason": "b"}])
+    table.replace_last({"round": 2, "reason": "-b", "loss": 0.25})
+    assert table.path.read_text() == "round,reason,loss\n1,'=a,-0.5\n2,'-b,0.25\n"
+
+
 def test_a_last_line_that_a_crash_cut_off_is_not_read(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("round,share\n1,0.5\n2")

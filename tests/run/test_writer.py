@@ -33,7 +33,7 @@ from fedif_flower.run.provenance import data_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.server.run import Callback
+from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup
 from fedif_studies.commands import cli as studies
 from fedif_studies.lab.comparison import compare
@@ -291,6 +291,25 @@ def test_who_left_in_a_round_that_is_done_again_is_told_again(tmp_path):
     came = [("1", client_id, "there") for client_id in ("1000", "1001", "1002")]
     assert told == [*came, ("2", "1002", "offline")]
     assert load(tmp_path).completeness.headline.startswith("Incomplete: 1 of 3 members")
+
+
+class Stops(Callback):
+    """Ends a run once it is told of the metrics of its second round."""
+
+    def on_metrics(self, server_round, metrics):
+        if server_round == 2:
+            raise StopTraining("enough")
+
+
+def test_the_model_with_which_a_callback_ends_a_run_is_evaluated(tmp_path):
+    held_out = threshold_validation()
+    strategy = written(tmp_path, Stops(), num_rounds=9, every=5, validation=held_out)
+    [first, second, last] = RunFolder(tmp_path).rounds.read()
+    assert (first["validation_loss"] != "", second["validation_loss"]) == (True, "")
+    assert (last["round"], last["accepted"], last["status"]) == ("2", "3", "advanced")
+    loss = float(held_out.measure(strategy.model.vectors.params)["loss"])
+    assert float(last["validation_loss"]) == pytest.approx(loss)
+    assert RunFolder(tmp_path).summary.read()["last_evaluated_round"] == 2
 
 
 def named(grid, node_ids) -> list[ClientNode]:
