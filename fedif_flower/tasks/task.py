@@ -27,7 +27,8 @@ BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 ScoreFunction = Callable[[Any, Any], Tensor | float]
 LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
 
-RESERVED_METRICS = ("loss", "accuracy", "score")
+# "contradicted": the share of held-out labels that a model is sure are others has such a column.
+RESERVED_METRICS = ("loss", "accuracy", "score", "contradicted")
 
 
 def metric_key(name: str) -> str:

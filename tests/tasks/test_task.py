@@ -20,6 +20,7 @@ from fedif_flower.attacks.semantic_backdoor import SemanticBackdoor
 from fedif_flower.client.reply import poisoned_data
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import fingerprint, load_task, triggered_test
 from fedif_flower.tasks.models import MODELS, Dropout, MaxPool, build_model, default_model
 from fedif_flower.tasks.modules import image_format, module_mode, to_memory_format
@@ -169,6 +170,15 @@ def test_names_of_metrics_make_columns():
     for name in ("", "a,b", "accuracy", "Score"):
         with pytest.raises(ConfigError, match="allowed: letters, digits and spaces"):
             Metric(name, max)
+
+
+def test_no_metric_has_a_column_that_rounds_have_already(tmp_path):
+    prefixes = ("test_", "validation_")
+    columns = [name for name in RunFolder(tmp_path).rounds.columns if name.startswith(prefixes)]
+    assert len(columns) == 5
+    for column in columns:
+        with pytest.raises(ConfigError, match=r"and none of .*contradicted"):
+            Metric(column.partition("_")[2], max)
 
 
 def test_attacks_say_what_they_need():
