@@ -260,7 +260,7 @@ class RunRecorder(RunWriter):
             raise ValueError(f"its records are not those of the rounds 0 to {last}")
         records = checkpoint.records
         self.names = {int(client_id): str(name) for client_id, name in records["names"].items()}
-        self._started = time.perf_counter() - float(records["seconds"])
+        self._seconds_before = float(records["seconds"])
         self.strategy.load_state_dict(checkpoint.strategy)
         self.strategy.completed_rounds = last
         for name, part in self._kept.items():
@@ -322,7 +322,7 @@ class RunRecorder(RunWriter):
             self._unsaved[table] = [line for line in unsaved if line["round"] > saved]
             lines[table] = [line for line in self._unsaved[table] if line["round"] <= last]
         records: dict[str, Any] = {
-            "seconds": time.perf_counter() - self._started,
+            "seconds": self._seconds(),
             "names": dict(self.names),
             RUN_ID: self.run.run_id,
         }

@@ -145,6 +145,7 @@ class RunWriter(Callback):
         self.is_malicious = is_malicious or _nobody_is
         self._held = ExitStack()  # The directory, from the first round to the last.
         self._started = time.perf_counter()
+        self._seconds_before = 0.0  # Of an earlier attempt whose rounds count.
         self._report = Round(0)
         self._roll = RollCall()
         self._news: list[Change] = []
@@ -219,6 +220,7 @@ class RunWriter(Callback):
         self.folder.attendance.begin()
         self.names = {}
         self._report = Round(0)
+        self._started = time.perf_counter()
 
     def _keep_rounds(self, strategy: RunningStrategy) -> None:
         """Keep the lines of complete rounds: an error may have ended the one after them."""
@@ -424,12 +426,16 @@ class RunWriter(Callback):
         self.folder.summary.write(summary)
         return summary
 
+    def _seconds(self) -> float:
+        """Return how long the run has taken, from the beginning of its files on."""
+        return self._seconds_before + time.perf_counter() - self._started
+
     def _circumstances(self) -> dict[str, Any]:
         """Return what the summary has beside figures."""
         device = getattr(self._strategy, "device", "")  # Of any strategy of this package.
         return {
             "title": self.title,
-            "seconds": round(time.perf_counter() - self._started, 3),
+            "seconds": round(self._seconds(), 3),
             "machine": describe_machine(str(device)),
         }
 

@@ -312,6 +312,33 @@ def test_the_model_with_which_a_callback_ends_a_run_is_evaluated(tmp_path):
     assert RunFolder(tmp_path).summary.read()["last_evaluated_round"] == 2
 
 
+class Later(Callback):
+    """Ten seconds pass in each round, and a hundred before a run begins."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def on_round(self, report):
+        self.clock[0] += 10.0
+
+
+def test_seconds_are_those_of_the_run_and_not_of_its_writer(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("fedif_flower.run.writer.time.perf_counter", lambda: clock[0])
+    writer = RunWriter(tmp_path)
+    grid = LocalGrid(Movers([[1.0], [-1.0]]), 2)
+
+    def seconds_of(strategy: ScreenedStrategy) -> float:
+        clock[0] += 100.0
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=2)
+        return RunFolder(tmp_path).summary.read()["seconds"]
+
+    for _ in range(2):
+        strategy = FedAvg(callbacks=[writer, Later(clock)], **BASE)
+        assert seconds_of(strategy) == 20.0
+    assert seconds_of(strategy) == 140.0  # It goes on, and two more rounds follow.
+
+
 def named(grid, node_ids) -> list[ClientNode]:
     return [ClientNode(-1, node_id, name=f"hospital-{node_id}") for node_id in node_ids]
 
