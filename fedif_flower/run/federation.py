@@ -114,10 +114,7 @@ def run_federation(
             modules=modules_of(loaded.config, task, parts),
         )
         for part in parts:
-            built = part.build(run)
-            run.built.append(built)
-            if built.loaded is not None:
-                run.loaded = built.loaded
+            run.add(part.build(run))
         grid = _wired(grid, run)
         strategy = build_strategy(run.loaded, run.joined("setup"))
         for part in parts:

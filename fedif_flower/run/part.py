@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,17 +11,21 @@ from typing import Any, TypeVar
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
 from fedif_flower.run.checkpoint import Checkpoint, lies_in
 from fedif_flower.run.config import ConfiguredPart, RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback
 from fedif_flower.settings import Scalar
 
+# In checkpoints: the run's own tables, and what it remembers beside them.
+OWN_RECORDS = ("rounds", "clients", "attendance", "names", "seconds", RUN_ID)
 Wire = Callable[[Grid], Grid]
 _T = TypeVar("_T")
 
@@ -72,7 +76,7 @@ class Built:
     callbacks : sequence of Callback
         Told of each round, after the run's own records.
     kept : mapping of str to Kept
-        What checkpoints have of it, by name.
+        What checkpoints have of it, by a name that no other part has.
     provenance : mapping
         What it adds to ``provenance.json``.
     on_row : callable, optional
@@ -202,8 +206,39 @@ class RunContext:
                 return callback
         return None
 
+    def add(self, built: Built) -> None:
+        """Add what a part built.
+
+        Raises
+        ------
+        ConfigError
+            If something of it has the name of another part's, or of the run's own records: one of
+            the two would be lost.
+        """
+        self._require_free("kept", built.kept, OWN_RECORDS)
+        self._require_free("setup", built.setup)
+        self._require_free("columns", built.columns, self.folder.rounds.columns)
+        self.built.append(built)
+        if built.loaded is not None:
+            self.loaded = built.loaded
+
+    def _require_free(self, what: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:
+        """Raise ConfigError for a name that is taken, or that an earlier part has."""
+        not_free = set(taken)
+        for earlier in self.built:
+            not_free |= set(getattr(earlier, what))
+        for name in names:
+            if name in not_free:
+                raise ConfigError(
+                    f"a part of the run: {what}: {name!r} is taken; allowed: a name that no other "
+                    "part has, nor the run's own records"
+                )
+
     def joined(self, name: str) -> dict[str, Any]:
-        """Return one of the mappings of :class:`Built`, of all parts together."""
+        """Return one of the mappings of :class:`Built`, of all parts together.
+
+        What a later part tells, or adds to the provenance, stands for what an earlier one does.
+        """
         together: dict[str, Any] = {}
         for built in self.built:
             together |= getattr(built, name)

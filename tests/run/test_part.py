@@ -1,0 +1,42 @@
+"""What parts add to a run together."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedif_flower.errors import ConfigError
+from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.part import Built, Kept, RunContext
+from fedif_flower.run.recorder import TABLES
+from tests.run.resuming import run_config
+
+
+def context(folder) -> RunContext:
+    loaded = LoadedTask(run_config(folder), None, None, None, [], None, None, "data")
+    return RunContext(loaded, None, RunFolder(folder / "run"), "id")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Built(kept={"mine": Kept()}), Built(kept={"mine": Kept()})),
+        (Built(setup={"intake": 1}), Built(setup={"intake": 2})),
+        (Built(columns=["cost"]), Built(columns=["cost"])),
+        (Built(), Built(columns=["test_loss"])),
+        *((Built(), Built(kept={table: Kept()})) for table in (*TABLES, "names", "seconds")),
+    ],
+)
+def test_a_second_thing_of_one_name_is_refused(tmp_path, first, second):
+    run = context(tmp_path)
+    run.add(first)
+    with pytest.raises(ConfigError, match=r"a part of the run: .* is taken; allowed: a name that"):
+        run.add(second)
+
+
+def test_what_a_later_part_tells_stands_for_what_an_earlier_one_does(tmp_path):
+    run = context(tmp_path)
+    run.add(Built(kept={"one": Kept()}, columns=["one"], told={"weak": "1"}))
+    run.add(Built(kept={"two": Kept()}, columns=["two"], told={"weak": "2"}))
+    assert list(run.joined("kept")) == ["one", "two"]
+    assert run.joined("told") == {"weak": "2"}
