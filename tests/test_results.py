@@ -111,6 +111,20 @@ def test_a_score_that_is_no_number_stands_last(tmp_path):
     assert [m.client_id for m in run.members] == [3, 2, 1, 0]
 
 
+def test_who_is_no_member_any_more_is_away(tmp_path):
+    run = by_hand(tmp_path)
+    path = run.folder.clients.path
+    path.write_text(path.read_text().replace("refused", "revoked").replace("too long", ""))
+    [member] = [member for member in load(run.folder.path).members if member.client_id == 2]
+    assert (member.accepted, member.refused, member.failed, member.away) == (1, 0, 0, 1)
+
+
+def test_a_line_that_is_changed_changes_no_member(tmp_path):
+    run = by_hand(tmp_path)
+    run.lines()[0]["accepted"] = 99
+    assert run.members[0].accepted == run.lines()[0]["accepted"] == 5
+
+
 def test_numbers_in_names_are_sorted_as_numbers(tmp_path):
     run = by_hand(tmp_path, names={0: "site 10", 1: "site 9", 2: "site 10b"})
     assert [m.label for m in run.sort("name")] == ["site 9", "site 10", "site 10b"]

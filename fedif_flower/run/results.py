@@ -50,7 +50,8 @@ class Member:
     name : str
         What the operator calls it; empty: nothing.
     accepted, refused, failed, away : int
-        Its rounds, by what became of its reply.
+        Its rounds, by what became of its reply; away: none came, or its registration had ended. One
+        that may yet come is in none of them.
     contribution : float, optional
         By how much its updates lowered the validation loss (in nats for a cross-entropy), where the
         run attributed contributions.
@@ -159,7 +160,7 @@ class Run:
         """
         require(table in TABLES, "table", table, ", ".join(TABLES))
         if table == "members":
-            return [vars(member) for member in self.members]
+            return [dict(vars(member)) for member in self.members]
         path = getattr(self.folder, table).path
         lines: list[Line] = read_table(path, more=True).to_pylist()
         return lines
@@ -445,7 +446,7 @@ def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Me
         accepted=status["accepted"],
         refused=status["refused"],
         failed=status["failed"],
-        away=status["away"],
+        away=status["away"] + status["revoked"],
         contribution=total,
         low=low,
         high=high,
