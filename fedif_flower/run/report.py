@@ -387,6 +387,17 @@ def summarize(
     }
 
 
+def as_json_has_it(figures: Any) -> Any:
+    """Return figures with ``None`` for each that is NaN or infinite: JSON has no word for those."""
+    if isinstance(figures, Mapping):
+        return {name: as_json_has_it(figure) for name, figure in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [as_json_has_it(figure) for figure in figures]
+    if isinstance(figures, float) and not math.isfinite(figures):
+        return None
+    return figures
+
+
 def _last_evaluated(rounds: Sequence[Line]) -> int | None:
     """Return the last round whose model was evaluated, which figures are of; ``None``: none was."""
     evaluated = [row["round"] for row in rounds if any(row.get(name) is not None for name in _SEEN)]

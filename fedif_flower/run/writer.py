@@ -37,7 +37,7 @@ from fedif_flower.run.folder import (
 from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import data_hash, origin
-from fedif_flower.run.report import describe_machine, summarize, write_report
+from fedif_flower.run.report import as_json_has_it, describe_machine, summarize, write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.server.loop import ScreenedStrategy
@@ -422,7 +422,7 @@ class RunWriter(Callback):
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
         write_tensors(self.folder.model, state_dict)
-        summary = self._write_report() | self._circumstances()
+        summary = as_json_has_it(self._write_report()) | self._circumstances()
         self.folder.summary.write(summary)
         return summary
 

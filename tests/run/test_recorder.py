@@ -22,6 +22,7 @@ from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.report import (
+    as_json_has_it,
     detection_auc,
     print_summary,
     require_complete,
@@ -139,6 +140,19 @@ def test_figures_of_an_earlier_model_than_the_last_say_so(tmp_path):
     assert (summary["rounds"], summary["last_evaluated_round"]) == (3, 2)
     page = recorder.folder.report.read_text()
     assert "| the last model that was evaluated | that of round 2 |" in page
+
+
+def test_a_figure_that_is_no_number_is_none_in_the_summary(tmp_path):
+    """JSON has no word for NaN: a browser could not read the file."""
+    recorder = recorded(new_recorder(tmp_path), report(1, {0: 0.4}))
+    recorder.on_round(report(2, {0: 0.4}))
+    recorder.on_metrics(2, {"test-accuracy": 0.8, "attack-success": math.nan})
+    summary = recorder.finish({"w": torch.zeros(1)})
+    text = recorder.folder.summary.path.read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["attack_success"] is None
+    assert (summary["attack_success"], summary["test_accuracy"]) == (None, 0.8)
+    figures = {"a": [1.5, math.inf, {"b": math.nan}], "c": "nan", "d": True}
+    assert as_json_has_it(figures) == {"a": [1.5, None, {"b": None}], "c": "nan", "d": True}
 
 
 def test_failed_rounds_are_counted_and_shown(tmp_path, capsys):
