@@ -80,7 +80,7 @@ def client_site(config: ClientConfig, node: NodeConfig) -> ClientSite:
     data_dir = node.data_dir or config.data_dir
     return ClientSite(
         seed=config.seed,
-        data_dir=Path(data_dir) if data_dir else None,
+        data_dir=Path(data_dir).expanduser() if data_dir else None,
         partition_id=node.partition_id,
         num_partitions=node.num_partitions,
     )

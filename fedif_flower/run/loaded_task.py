@@ -187,4 +187,4 @@ def site_of(config: RunConfig) -> Site:
     """Return the server's site: the seed, and where its data lie."""
     if not config.data_dir:
         return Site(config.seed, None)
-    return Site(config.seed, Path(config.data_dir))
+    return Site(config.seed, Path(config.data_dir).expanduser())

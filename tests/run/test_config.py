@@ -11,9 +11,11 @@ from flwr.common.config import flatten_dict
 
 from client_app import app as client_app
 from fedif_consortium.parts import server_parts
+from fedif_flower.client.trust import client_site
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, with_hyphens
+from fedif_flower.run.loaded_task import site_of
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.preflight import read_config
 from fedif_flower.run.rows import read_rows
@@ -192,6 +194,16 @@ def test_node_config():
     assert (node.partition_id, node.num_partitions, node.attack) == (3, 10, "none")
     own = NodeConfig.from_node_config({"partition-id": 12, "data-dir": "somewhere"})
     assert own == NodeConfig.from_node_config({"partition-id": 12, "data-path": "somewhere"})
+
+
+def test_data_in_a_home_folder_lie_there_for_server_and_client(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    config = RunConfig.from_run_config({"data-dir": "~/x"})
+    node = NodeConfig.from_node_config({"partition-id": 0, "num-partitions": 100})
+    assert site_of(config).data_dir == Path("/home/ada/x")
+    assert client_site(config, node).data_dir == Path("/home/ada/x")
+    own = NodeConfig.from_node_config({"partition-id": 0, "data-dir": "~/own"})
+    assert client_site(config, own).data_dir == Path("/home/ada/own")
 
 
 @pytest.mark.parametrize(
