@@ -153,7 +153,8 @@ class RunConfig(ClientConfig, StrategyConfig):
     output_dir: str = quiet_setting("runs", "path; results go to `output-dir/run-name/`")
     run_name: str = quiet_setting(
         AUTO,
-        "`auto`: strategy, data set, attack and a hash of the settings",
+        "`auto`: strategy, data set, attack and a hash of the settings, with `-2` and so on behind "
+        "it where a run has that name already",
         pattern=rf"^([^/\\{UNSHOWN}]*[^/\\{UNSHOWN}.][^/\\{UNSHOWN}]*|\.{{3,}})$",
         allowed="a folder's name of printable characters, or 'auto'",
     )
@@ -193,7 +194,9 @@ class RunConfig(ClientConfig, StrategyConfig):
         "([an example](tutorial/own-parts.md#settings-of-your-own))",
     )
     overwrite: bool = quiet_setting(
-        False, "a run of the same `run-name` is replaced, whatever it came to; else it is refused"
+        False,
+        "a run of the same `run-name` is replaced, whatever it came to; else a name that was given "
+        "is refused",
     )
 
     if not TYPE_CHECKING:
