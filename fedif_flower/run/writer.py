@@ -422,7 +422,8 @@ class RunWriter(Callback):
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
         write_tensors(self.folder.model, state_dict)
-        summary = as_json_has_it(self._write_report()) | self._circumstances()
+        figures: dict[str, Any] = as_json_has_it(self._write_report())
+        summary = figures | self._circumstances()
         self.folder.summary.write(summary)
         return summary
 
