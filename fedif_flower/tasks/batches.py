@@ -223,7 +223,14 @@ def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Return batches of one structure as a single one."""
+    """Return batches of one structure as a single one.
+
+    Raises
+    ------
+    ValuationError
+        If they differ in more than their examples: in the length of sequences, where each batch is
+        padded for itself, in their keys, or in a number that is a whole batch's.
+    """
     return _joined(batches, [num_rows(batch) for batch in batches])
 
 
@@ -231,16 +238,44 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
     """Return the same part of several batches, of so many examples each, as a single one."""
     first = parts[0]
     if isinstance(first, Tensor):
+        _require_alike(parts)
         return torch.cat(tuple(parts))
     if all(map(_is_column, parts, counts)):
         items = list(chain.from_iterable(parts))
         return items if isinstance(first, list) else tuple(items)
+    _require_alike(parts)
     if isinstance(first, Mapping):
         return {key: _joined([part[key] for part in parts], counts) for key in first}
     if isinstance(first, list | tuple):
         joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
         return _rebuilt(first, joined)
     return first
+
+
+def _require_alike(parts: Sequence[Any]) -> None:
+    """Raise ValuationError if the same parts of several batches differ in more than examples."""
+    first = parts[0]
+    for part in parts[1:]:
+        if not _are_alike(first, part):
+            raise ValuationError(
+                "batches that differ in more than their examples cannot be joined: "
+                f"{describe(first)} and {describe(part)}"
+            )
+
+
+def _are_alike(part: Any, other: Any) -> bool:
+    """Tell whether two parts have one form; what is made of nothing else has to be one value."""
+    if isinstance(part, Tensor) or isinstance(other, Tensor):
+        are_tensors = isinstance(part, Tensor) and isinstance(other, Tensor)
+        return are_tensors and part.shape[1:] == other.shape[1:]
+    if isinstance(part, Mapping):
+        return isinstance(other, Mapping) and part.keys() == other.keys()
+    if isinstance(part, list | tuple):
+        return isinstance(other, list | tuple) and len(part) == len(other)
+    try:
+        return part is other or bool(part == other)
+    except Exception:  # Out of a comparison of the user's own objects.
+        return False
 
 
 def num_rows(batch: Any) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.batches import (
     class_labels,
     join,
@@ -22,7 +23,7 @@ from fedif_flower.valuation.validation import Validation
 def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
     """Return all examples with a label that counts as one batch, and where they lie in the data.
 
-    ``None`` for the batch where single examples cannot be taken out.
+    ``None`` for the batch where single examples cannot be taken out, or do not fit into one.
     """
     contents = [batch.content for batch in validation.batches]
     lengths = []
@@ -31,7 +32,10 @@ def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
         if length is None:
             return None, torch.empty(0)
         lengths.append(length)
-    whole = join(contents)
+    try:
+        whole = join(contents)
+    except ValuationError:
+        return None, torch.empty(0)
     labels = class_labels(whole)
     assert labels is not None  # There is an accuracy.
     rows = _that_count(validation, labels).nonzero().flatten().cpu()

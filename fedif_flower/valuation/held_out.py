@@ -273,7 +273,8 @@ def vet(
     Returns
     -------
     HeldOut
-        Without an estimate where there are fewer than 50 examples, or the loss is no cross-entropy
+        Without an estimate where there are fewer than 50 examples, where these do not fit into one
+        batch, as sequences do not that are padded for each, or where the loss is no cross-entropy
         of torch on integer labels ``[n]``.
 
     Raises
@@ -313,7 +314,8 @@ def _examine(
         return replace(held_out, why_none="targets are no classes")
     batch, places = labelled_examples(validation)
     if batch is None:
-        return replace(held_out, why_none="its batches cannot be divided into examples")
+        words = "its batches cannot be divided into examples that fit into one batch"
+        return replace(held_out, why_none=words)
     labels = batch[-1]
     held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
     num_classes = count_answers(validation, batch)

@@ -59,6 +59,9 @@ def draw_batches(
 ) -> list[Any] | None:
     """Return ``count`` examples of batches, drawn by :func:`draw_rows`, in as large batches.
 
+    What was drawn of batches that cannot be joined, such as sequences that are padded for each
+    batch, stays in batches of its own.
+
     Returns
     -------
     list, optional
@@ -222,8 +225,22 @@ def _num_rows(batches: Sequence[Any]) -> int:
 
 
 def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
-    """Return the examples at ``rows`` [k], ascending, in batches as large as these."""
+    """Return the examples at ``rows`` [k], ascending, in batches as large as these.
+
+    They are smaller where pieces of several batches cannot be joined.
+    """
     pieces = take_of_all(batches, rows)  # Of each batch what was drawn of it.
     largest = max(num_rows(batch) or 0 for batch in batches)
     at_once = max(len(batches) * largest // max(len(rows), 1), 1)
-    return [join(pieces[start : start + at_once]) for start in range(0, len(pieces), at_once)]
+    taken: list[Any] = []
+    for start in range(0, len(pieces), at_once):
+        taken += _together(pieces[start : start + at_once])
+    return taken
+
+
+def _together(pieces: list[Any]) -> list[Any]:
+    """Return pieces of batches as a single batch; as they are where they cannot be joined."""
+    try:
+        return [join(pieces)]
+    except ValuationError:
+        return pieces

@@ -408,3 +408,23 @@ def test_copies_among_texts_are_told_apart():
     labels = torch.arange(8) % 3
     batches = [(texts[i : i + 4], numbers[i : i + 4], labels[i : i + 4]) for i in (0, 4)]
     assert vet(Validation(OfTexts(), batches, device="cpu")).copies == 1
+
+
+class OfSequences(nn.Module):
+    """Classes of sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.linear = nn.Linear(8, 3)
+
+    def forward(self, tokens):
+        return self.linear(self.embedding(tokens).mean(dim=1))
+
+
+def test_sequences_that_are_padded_for_each_batch_have_no_estimate():
+    labels = torch.arange(30) % 3
+    batches = [(torch.arange(30 * length).reshape(30, length) % 20, labels) for length in (5, 7)]
+    own = vet(Validation(OfSequences(), batches, device="cpu"))
+    assert (own.examples, own.noise) == (60, None)
+    assert own.why_none == "its batches cannot be divided into examples that fit into one batch"

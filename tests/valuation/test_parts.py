@@ -48,6 +48,65 @@ def test_strings_are_drawn_with_their_own_rows():
     assert whole["units"] == ["m", "s"]  # No item for each example of the first batch.
 
 
+THREE = torch.zeros(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((THREE, 1.0), (THREE, -3.0)),
+        ((THREE, None), (THREE, THREE)),
+        ((THREE, 1.0), (THREE, torch.ones(1))),
+        ((THREE,), (torch.zeros(3, 7),)),
+        ({"x": THREE}, {"x": THREE, "mask": THREE}),
+        ([THREE], [THREE, THREE]),
+        ((THREE, object()), (THREE, object())),
+    ],
+)
+def test_batches_that_differ_in_more_than_examples_are_not_joined(first, second):
+    with pytest.raises(ValuationError, match="differ in more than their examples"):
+        join([first, second])
+
+
+def test_pieces_that_cannot_be_joined_stay_apart():
+    """Of two batches, sequences of 5 and of 7, of a class each: each gives one of the two."""
+    padded = [(torch.zeros(3, 5), torch.zeros(3).long()), (torch.ones(3, 7), torch.ones(3).long())]
+    drawn = draw_batches(padded, 2, generator(0)) or []
+    assert [(inputs.shape, labels.tolist()) for inputs, labels in drawn] == [
+        ((1, 5), [0]),
+        ((1, 7), [1]),
+    ]
+
+
+class Scaled(nn.Module):
+    """Classes of inputs ``[n, L, 4]``, of any length, times a number of the whole batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor, factor: float) -> Tensor:
+        return self.linear(inputs.mean(dim=1) * factor)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "factors"), [((5, 7, 9), (1.0, 1.0, 1.0)), ((5, 5, 5), (1.0, -3.0, 1.0))]
+)
+def test_parts_of_batches_that_differ_have_the_mean_loss_of_the_whole(lengths, factors):
+    targets = torch.arange(30) % 3
+    batches = [
+        (torch.randn(30, length, 4, generator=generator(length)), factor, targets)
+        for length, factor in zip(lengths, factors, strict=True)
+    ]
+    whole = Validation(build(Scaled), batches, device="cpu")
+    params = torch.randn(15, generator=generator(0))
+    for parts in (block_validations(whole, 4), class_validations(whole)):
+        assert sum(part.num_examples for part in parts) == 90
+        mean = sum(part.loss(params) * part.total_weight / 90 for part in parts)
+        assert mean == pytest.approx(whole.loss(params))
+    assert whole.sample(20, generator(0)).num_examples == 20
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.data(), st.integers(0, 2**31))
 def test_every_class_gives_its_share(labels, data, seed):
     count = data.draw(st.integers(1, len(labels)))
