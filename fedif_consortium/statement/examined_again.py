@@ -24,8 +24,9 @@ from fedif_flower.run.held_out import examine
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.valuation.held_out import HeldOut
 
-# What no other examination repeats, and what stands in a table of its own.
-_NOT_COMPARED = ("seconds", "suspects")
+# What no other examination repeats, and what stands in a table of its own. The words of an error,
+# which may say why there is no estimate, name addresses and sizes of a machine's memory.
+_NOT_COMPARED = ("seconds", "why_none", "suspects")
 
 
 def examine_again(
@@ -86,13 +87,14 @@ def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
 def _without_what_took_too_long(held_out: HeldOut, recorded: HeldOut) -> tuple[HeldOut, str]:
     """Return an examination as a run could have had it; and what is not compared then, in words.
 
-    It depends on the machine what there is time for, so records have the last word on that alone.
+    It depends on the machine what there is time and memory for, so records have the last word on
+    that alone.
     """
     if recorded.way is None and held_out.way is not None:
-        return recorded, "the run had no time to estimate the share of wrong labels"
+        return recorded, "the run has no estimate of the share of wrong labels"
     if recorded.by_class is None and held_out.by_class is not None:
         without = replace(held_out, by_class=None, transitions=())
-        return without, "the run had no time to estimate the chances by class"
+        return without, "the run has no estimate of the chances by class"
     return held_out, ""
 
 

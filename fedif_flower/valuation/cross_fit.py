@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -396,8 +397,12 @@ def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     """
     began = time.perf_counter()
     layer_inputs: list[Tensor] = []  # Of the fully connected layers, in a pass.
+
+    def keep_input(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        layer_inputs.append(next(chain(arguments, keywords.values())))
+
     hooks = [
-        module.register_forward_pre_hook(lambda _, arguments: layer_inputs.append(arguments[0]))
+        module.register_forward_pre_hook(keep_input, with_kwargs=True)
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]

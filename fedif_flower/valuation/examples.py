@@ -54,13 +54,6 @@ def _that_count(validation: Validation, targets: Tensor) -> Tensor:
     return class_mean.counts(targets)
 
 
-def count_answers(validation: Validation, batch: Any) -> int:
-    """Return how many classes the model answers."""
-    *inputs, _ = take_rows(batch, torch.arange(min(2, num_rows(batch) or 0)))
-    with validation.alone() as judge, judge.model.evaluation_mode():
-        return int(judge.model.module(*inputs).shape[1])
-
-
 def input_digests(validation: Validation) -> list[bytes]:
     """Return a digest of each example's inputs, of those with a target that counts.
 

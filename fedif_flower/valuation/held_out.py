@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,10 @@ from fedif_flower.valuation.cross_fit import (
     fit_in_time,
     untrained_models,
 )
-from fedif_flower.valuation.examples import count_answers, input_digests, labelled_examples
+from fedif_flower.valuation.examples import input_digests, labelled_examples
 from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
+from fedif_flower.valuation.parts import count_answers
 from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
@@ -35,6 +37,7 @@ _SURE = 0.9
 _NAMED = 10  # Classes in a sentence.
 _PAIRS_NAMED = 3
 MUCH_CONFUSED = 0.1  # Of the labels.
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -274,8 +277,9 @@ def vet(
     -------
     HeldOut
         Without an estimate where there are fewer than 50 examples, where these do not fit into one
-        batch, as sequences do not that are padded for each, or where the loss is no cross-entropy
-        of torch on integer labels ``[n]``.
+        batch, as sequences do not that are padded for each, where the loss is no cross-entropy of
+        torch on integer labels ``[n]``, or where the model cannot be trained by it, as one cannot
+        that answers more than logits in train mode, or takes one batch size alone.
 
     Raises
     ------
@@ -290,7 +294,8 @@ def vet(
     began = time.perf_counter()
     held_out = _examine(validation, test, build, seed, seconds if way is None else math.inf, way)
     if way is not None and held_out.way != way:
-        raise ConfigError(f"way = {way}: {held_out.examples} examples cannot be examined like this")
+        words = f"way = {way}: {held_out.examples} examples cannot be examined like this"
+        raise ConfigError(f"{words}: {held_out.why_none}" if held_out.why_none else words)
     return replace(held_out, seconds=round(time.perf_counter() - began, 3))
 
 
@@ -318,7 +323,7 @@ def _examine(
         return replace(held_out, why_none=words)
     labels = batch[-1]
     held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
-    num_classes = count_answers(validation, batch)
+    num_classes = count_answers(validation)
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
         return replace(held_out, why_none=words)
@@ -335,9 +340,13 @@ def _examine(
         return replace(held_out, why_none=few)
     began = time.perf_counter()
     models = untrained_models(validation, build, seed)
-    fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
+    try:
+        fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
+    except Exception as error:  # Out of the user's model, which was tried in eval mode alone.
+        return replace(held_out, why_none=_not_trained(error))
     if fit is None:
-        return replace(held_out, why_none=f"it would take more than {seconds:g} s")
+        longer = f"more than {seconds:g} s" if way is None else "another way"
+        return replace(held_out, why_none=f"it would take {longer}")
     fitted, way_taken = fit
     if not bool(fitted.logits.isfinite().all()):
         return replace(held_out, why_none="models trained on it give no finite numbers")
@@ -347,6 +356,11 @@ def _examine(
         left = seconds - (time.perf_counter() - began)
         held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
     return _with_suspects(held_out, estimate, labels, places)
+
+
+def _not_trained(error: Exception) -> str:
+    """Return why there is no estimate, by what training raised, on one line."""
+    return f"the model cannot be trained on it: {' '.join(repr(error).split()):.200}"
 
 
 def contradicted_share(
@@ -427,8 +441,8 @@ def _with_estimate_by_class(
 ) -> HeldOut:
     """Return the examination with the chances by which labels of each class became others.
 
-    Without them where some class has few labels, or as many epochs as for the share take longer
-    than they may.
+    Without them where some class has few labels, where as many epochs as for the share take longer
+    than they may, or where training fails.
     """
     *_, labels = batch
     labels = labels.cpu()
@@ -437,15 +451,19 @@ def _with_estimate_by_class(
     if seconds <= 0 or not enough_of_each_class(labels, num_classes):
         return held_out
     first = surest_transitions(logits, labels)
-    again = cross_fit(
-        models,
-        batch,
-        num_classes,
-        seed=seed,
-        seconds=seconds,
-        transitions=first,
-        size=fitted.grid.size,
-    )
+    try:
+        again = cross_fit(
+            models,
+            batch,
+            num_classes,
+            seed=seed,
+            seconds=seconds,
+            transitions=first,
+            size=fitted.grid.size,
+        )
+    except Exception as error:  # Out of the user's model.
+        logger.warning("no chances by class: %s", _not_trained(error))
+        return held_out
     if again is None or not bool(again.logits.isfinite().all()):
         return held_out
     class_noise = likely_transitions(again.logits.cpu(), labels, first)

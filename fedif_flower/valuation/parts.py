@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError, is_count, require
-from fedif_flower.tasks.batches import class_labels, first_few, join, num_rows, take_of_all
+from fedif_flower.tasks.batches import class_labels, join, num_rows, take_of_all
 from fedif_flower.valuation.parallel import Passes
 
 BLOCKS = 20
@@ -190,10 +190,17 @@ def missing_classes(validation: Passes) -> list[int]:
     present = _classes_present(validation)
     if not present:
         return []
-    *inputs, _ = first_few(validation.batches[0].content)
+    return sorted(set(range(count_answers(validation))) - present)
+
+
+def count_answers(validation: Passes) -> int:
+    """Return how many classes the model answers, where the validation has an accuracy.
+
+    It is asked about a whole batch: it may take no other size.
+    """
+    *inputs, _ = validation.batches[0].content
     with validation.alone() as judge, judge.model.evaluation_mode():
-        outputs = judge.model.module(*inputs)
-    return sorted(set(range(outputs.shape[1])) - present)
+        return int(judge.model.module(*inputs).shape[1])
 
 
 def _classes_present(validation: Passes) -> set[int]:
