@@ -12,7 +12,7 @@ from torch import Tensor
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError
 from fedif_flower.settings import Setting
-from fedif_flower.valuation.class_noise import LEAST_OF_CLASS
+from fedif_flower.valuation.class_noise import LEAST_OF_CLASS, MOST_CLASSES
 from fedif_flower.valuation.held_out import HeldOut
 
 Noise = Annotated[float, Field(ge=0, le=0.9)] | Literal["auto", "by-class", "off"]
@@ -86,7 +86,8 @@ def _chances_of(found: HeldOut | None) -> Tensor:
         why = found.why_none
         if not why:
             why = (
-                f"each class needs {LEAST_OF_CLASS} labels, and training the time that it may take"
+                f"each class that has labels needs {LEAST_OF_CLASS}, there may be {MOST_CLASSES} "
+                "classes at most, and the model has to be trained once more in the time left"
             )
         raise ConfigError(f"noise = 'by-class', but there is no estimate by class: {why}")
     return torch.tensor(found.transitions, dtype=torch.float64)
