@@ -73,7 +73,9 @@ REASONS: Mapping[str, str] = {
     "possibly-wrong-labels": "more held-out labels may be wrong than the loss is corrected for",
     "noise-interval": "how many of the held-out labels are wrong is known up to an interval alone",
     "labels-not-known": "whether held-out labels are wrong is not known",
-    "missing-classes": "what members contribute to classes without a held-out example is not known",
+    "missing-classes": (
+        "what members contribute to classes of which no held-out example counts is not known"
+    ),
     "too-few-examples": "there are too few held-out examples to tell some members apart",
     "no-intervals": "how much depends on which held-out examples there were is not known",
 }

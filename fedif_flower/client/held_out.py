@@ -62,7 +62,7 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     phrases = []
     if classes.missing:
         phrases.append(
-            f"it has no example of the classes {listed(classes.missing)}"
+            f"it has no example that counts of the classes {listed(classes.missing)}"
             f"{_concerned(classes.missing, labels)}: what these teach the model cannot be valued"
         )
     if classes.rare:

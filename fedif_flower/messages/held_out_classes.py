@@ -30,7 +30,7 @@ class _Told(BaseModel):
 
 @dataclass(frozen=True)
 class HeldOutClasses:
-    """The classes that held-out data lack, or have only a few examples of.
+    """The classes of which no held-out example counts, or only a few do.
 
     How many there are of these is not told.
 

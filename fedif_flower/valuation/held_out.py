@@ -66,7 +66,8 @@ class HeldOut:
         ``[C][C]``: the chance that an example of one class is labelled as another; empty where
         ``by_class`` is ``None``.
     missing : tuple of int
-        The classes that the model answers and no example has.
+        The classes that the model answers and no example that counts has: there is none, or the
+        loss gives the class weight 0. Either way nothing of the class can be valued.
     rare : mapping of int to int
         The classes with fewer than 10 examples, and how many.
     copies : int
@@ -178,7 +179,9 @@ class HeldOut:
     def _classes(self) -> list[str]:
         phrases = []
         if self.missing:
-            phrases.append(f"no held-out example of the classes {_listed(self.missing)}")
+            phrases.append(
+                f"no held-out example that counts of the classes {_listed(self.missing)}"
+            )
         if self.rare:
             few = [f"{label} ({count})" for label, count in self.rare.items()]
             phrases.append(f"fewer than {RARE} held-out examples of the classes {_listed(few)}")

@@ -30,10 +30,10 @@ from tests.client.test_preflight import CONFIG, INPUTS, LABELS, make_task
 
 WARNED = "fedif_flower.client.held_out"
 WORDS = (
-    "the held-out set that values members' updates: it has no example of the classes 2 (2 of this "
-    "node's 6 examples): what these teach the model cannot be valued; it has fewer than 10 "
-    "examples of the classes 0, 1 (4 of this node's 6 examples): what these teach the model is "
-    "valued by chance"
+    "the held-out set that values members' updates: it has no example that counts of the "
+    "classes 2 (2 of this node's 6 examples): what these teach the model cannot be valued; it has "
+    "fewer than 10 examples of the classes 0, 1 (4 of this node's 6 examples): what these teach "
+    "the model is valued by chance"
 )
 
 
@@ -89,7 +89,7 @@ def test_a_simulation_has_it_in_the_servers_log_alone(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         run_of(task, tmp_path, LocalGrid(client_app(task), 2))
     assert warnings(caplog) == []
-    assert "no held-out example of the classes 2" in caplog.text
+    assert "no held-out example that counts of the classes 2" in caplog.text
 
 
 def test_nobody_is_warned_where_each_class_has_enough(tmp_path, caplog):

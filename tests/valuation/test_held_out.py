@@ -286,7 +286,7 @@ def test_missing_and_rare_classes_are_named():
     own = vet(held_out(without.where(without != 7, 8)[:30]))
     assert own.missing == (3, 7)
     assert own.rare[0] == int((labels[:30] == 0).sum())
-    assert "no held-out example of the classes 3, 7" in own.words()
+    assert "no held-out example that counts of the classes 3, 7" in own.words()
 
 
 def test_copies_are_counted_within_a_split_and_between_two():
@@ -361,6 +361,9 @@ def test_examples_of_a_class_that_weighs_nothing_do_not_count():
     own = vet(held_out(labels, loss_fn=nn.CrossEntropyLoss(weight=weights)))
     assert own.examples == 5
     assert own.why_none.startswith("5 examples are too few")
+    # There are five of class 0, which say as little of it as none would.
+    assert own.missing == (0, *range(2, 10))
+    assert "no held-out example that counts of the classes 0, 2, 3" in own.words()
 
 
 def test_hand_computed_suspects():
