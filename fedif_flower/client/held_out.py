@@ -15,6 +15,7 @@ from fedif_flower.client.trust import is_simulated
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.held_out_classes import (
     HELD_OUT_CLASSES_KEY,
+    MOST_LABELS,
     HeldOutClasses,
     read_held_out_classes,
 )
@@ -62,12 +63,12 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     phrases = []
     if classes.missing:
         phrases.append(
-            f"it has no example that counts of the classes {listed(classes.missing)}"
+            f"it has no example that counts of the classes {_named(classes.missing)}"
             f"{_concerned(classes.missing, labels)}: what these teach the model cannot be valued"
         )
     if classes.rare:
         phrases.append(
-            f"it has fewer than {RARE} examples of the classes {listed(classes.rare)}"
+            f"it has fewer than {RARE} examples of the classes {_named(classes.rare)}"
             f"{_concerned(classes.rare, labels)}: what these teach the model is valued by chance"
         )
     logger.warning("the held-out set that values members' updates: %s", "; ".join(phrases))
@@ -86,9 +87,22 @@ def labels_in(data: Any) -> Tensor | None:
     return torch.cat(labels) if labels else None
 
 
+def _named(classes: Sequence[int]) -> str:
+    """Return the first few classes, and how many more there are, or are at least."""
+    if _may_go_on(classes):
+        return f"{listed(classes)} at least"
+    return listed(classes)
+
+
+def _may_go_on(classes: Sequence[int]) -> bool:
+    """Tell whether there may be more classes than the server told."""
+    return len(classes) >= MOST_LABELS
+
+
 def _concerned(classes: Sequence[int], labels: Tensor | None) -> str:
     """Return how many examples are of some classes, in words; empty: that is not known."""
     if labels is None:
         return ""
-    concerned = torch.isin(labels, torch.tensor(classes)).sum()
-    return f" ({int(concerned)} of this node's {len(labels)} examples)"
+    concerned = int(torch.isin(labels, torch.tensor(classes)).sum())
+    count = f"at least {concerned}" if _may_go_on(classes) else f"{concerned}"
+    return f" ({count} of this node's {len(labels)} examples)"

@@ -13,7 +13,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 
 HELD_OUT_CLASSES_KEY = "held-out-classes"  # In a run's instructions, where there are such.
-_MOST_LABELS = 100_000
+MOST_LABELS = 100_000  # Of a kind: a list of so many may go on.
 _LARGEST_LABEL = 2**63 - 1  # Of a tensor.
 
 _Label = Annotated[int, Field(ge=0, le=_LARGEST_LABEL)]
@@ -24,8 +24,8 @@ class _Told(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    missing: list[_Label] = Field(max_length=_MOST_LABELS)
-    rare: list[_Label] = Field(max_length=_MOST_LABELS)
+    missing: list[_Label] = Field(max_length=MOST_LABELS)
+    rare: list[_Label] = Field(max_length=MOST_LABELS)
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,13 @@ class HeldOutClasses:
         return self.of((*self.missing, *other.missing), (*self.rare, *other.rare))
 
     def told(self) -> dict[str, str]:
-        """Return what is added to a run's instructions; nothing where each class has enough."""
+        """Return what is added to a run's instructions; nothing where each class has enough.
+
+        Of each kind it is the first 100,000 classes at most.
+        """
         if not self.missing and not self.rare:
             return {}
-        lists = {"missing": self.missing, "rare": self.rare}
+        lists = {"missing": self.missing[:MOST_LABELS], "rare": self.rare[:MOST_LABELS]}
         return {HELD_OUT_CLASSES_KEY: json.dumps(lists)}
 
 

@@ -141,6 +141,17 @@ def test_a_hostile_list_stops_nothing(caplog, text):
         read_held_out_classes(ConfigRecord({HELD_OUT_CLASSES_KEY: text}))
 
 
+def test_of_very_many_classes_the_first_are_told_and_that_there_may_be_more(caplog):
+    """The node has two examples of each of the classes 0, 1 and 2."""
+    told = HeldOutClasses.of(missing=range(2, 100_003), rare=[0, 1]).told()
+    assert read_held_out_classes(told).missing == tuple(range(2, 100_002))
+    asked(LocalGrid(elsewhere(client_app(make_task())), 2), make_task(), told)
+    (words,) = warnings(caplog)
+    assert "of the classes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 99990 more at least" in words
+    assert "(at least 2 of this node's 6 examples): what these teach" in words
+    assert "of the classes 0, 1 (4 of this node's 6 examples)" in words
+
+
 def test_an_empty_list_warns_of_nothing(caplog):
     task = make_task()
     grid = LocalGrid(elsewhere(client_app(task)), 2)
