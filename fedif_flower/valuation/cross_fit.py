@@ -392,8 +392,9 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
 def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     """Return what a model's last fully connected layer is given of each example, ``[n, features]``.
 
-    Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer,
-    they are its outputs. ``None`` where that takes longer than it may, in seconds.
+    Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer, or
+    that is given another number of rows, as one of each token, they are its outputs. ``None`` where
+    that takes longer than it may, in seconds.
     """
     began = time.perf_counter()
     layer_inputs: list[Tensor] = []  # Of the fully connected layers, in a pass.
@@ -417,7 +418,7 @@ def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
                 *inputs, _ = take_rows(batch, chunk)
                 outputs = model(*inputs)
                 last = layer_inputs[-1] if layer_inputs else outputs
-                if last.dim() != 2:
+                if last.dim() != 2 or len(last) != len(chunk):
                     last = outputs
                 pieces.append(last.float())
     finally:

@@ -273,6 +273,25 @@ def test_a_layer_may_be_given_its_input_by_name():
     assert features.flatten().tolist() == [-1, 0, 1]
 
 
+class OfTokens(nn.Module):
+    """Sums up what a layer answers for each of two tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(self.layer.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layer(inputs.reshape(-1, 1)).reshape(-1, 2).sum(dim=1, keepdim=True)
+
+
+def test_a_layer_that_is_given_other_rows_than_examples_has_no_features_of_these():
+    """Outputs are 3, 5 and 7: their mean is 5, their deviation 2."""
+    batch = torch.tensor([[1.0, 2.0], [2.0, 3.0], [3.0, 4.0]]), torch.tensor([0, 1, 0])
+    features = cross_fit.features_of(OfTokens(), batch, seconds=60)
+    assert features.flatten().tolist() == [-1, 0, 1]
+
+
 def test_few_examples_have_no_estimate():
     own = vet(held_out(digits()[1][:49]))
     assert own.noise is None
