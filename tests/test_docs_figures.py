@@ -110,10 +110,11 @@ def test_how_long_a_cell_took_is_what_the_protocols_rows_say():
 
 
 def test_the_last_round_under_label_noise_lies_as_far_from_the_last_ten_as_the_rows_say():
-    apart = []
-    for row in rows_of("cifar10.csv", gpu=""):
-        if row["normalization"] != "data" and row["column"].startswith("label-noise"):
-            apart.append(100 * abs(float(row["test-last"]) - float(row["test-last-ten"])))
+    apart = [
+        100 * abs(float(row["test-last"]) - float(row["test-last-ten"]))
+        for row in rows_of("cifar10.csv", gpu="")
+        if row["normalization"] != "data" and row["column"].startswith("label-noise")
+    ]
     assert (
         "Under label noise on CIFAR-10 the last round lies up to "
         f"{max(apart):.1f} points from the mean of the last ten."
@@ -451,7 +452,7 @@ def test_afedsv_under_the_heaviest_attacks_is_what_its_rows_say():
             expected.append(cells)
             seconds.append(float(of["afedsv"]["aggregation-seconds-per-round"]))
     assert [[cell.strip() for cell in line.split("|")[2:-1]] for line in lines] == expected
-    words = f"AFedSV took a core {min(seconds):.0f} to {max(seconds):.0f} s a round beside"
+    words = f"AFedSV took a core {min(seconds):.0f} to {max(seconds):.0f} s a round in these cells"
     assert words in words_of("results.md")
 
 
