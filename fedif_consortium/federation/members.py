@@ -13,7 +13,7 @@ from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.flower import Flower, FlowerCommandError
-from fedif_consortium.federation.node_keys import replace_key
+from fedif_consortium.federation.node_keys import node_with_key, replace_key
 from fedif_consortium.federation.records import (
     Answer,
     FederationFolder,
@@ -102,7 +102,6 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
         if member.node_id:
             typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
             return member
-        was_tried_before = bool(member.key)
         if not member.key:
             member = member.replace(key=answer.key)
         # First: whoever is interrupted after the registration can be found again.
@@ -110,11 +109,10 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
-            # It may be there from an attempt that was interrupted: the one node that is nobody's.
-            nobodys_nodes = _nobodys_nodes(folder, _live_nodes(flower))
-            if not was_tried_before or len(nobodys_nodes) != 1:
+            # It may be there from an attempt that was interrupted.
+            node_id = _node_of_key(folder, member)
+            if not node_id:
                 raise
-            node_id = nobodys_nodes.pop()
         member = member.replace(node_id=node_id, registered=_now())
         fingerprint = key_fingerprint(member.key)
         typer.echo(
@@ -130,7 +128,7 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
     Raises
     ------
     ConfigError
-        If there is no such member.
+        If there is no such member, or the SuperLink's database is not as Flower writes it.
     FlowerCommandError
         If the SuperLink does not do it.
     StorageError
@@ -146,7 +144,8 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         if member.key:
             live_nodes = _live_nodes(flower)
             if not member.node_id:
-                _require_none_begun(folder, name, live_nodes)
+                # Its registration may have been interrupted.
+                member = member.replace(node_id=_node_of_key(folder, member))
         # Somebody may have ended it by Flower's own command, or put a backup back.
         if member.node_id in live_nodes:
             flower.unregister(member.node_id)
@@ -159,17 +158,6 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         with writing(folder.invitation(name)):
             folder.invitation(name).unlink(missing_ok=True)
         note_removal(folder.removals, removal_of(name, member.key, member.removed))
-
-
-def _require_none_begun(folder: FederationFolder, name: str, live_nodes: set[str]) -> None:
-    """Raise ConfigError if a registration of a member was begun, and its node is not known."""
-    nobodys_nodes = _nobodys_nodes(folder, live_nodes)
-    if nobodys_nodes:
-        raise ConfigError(
-            f"the registration of {name} did not end, and may be any of the nodes "
-            f"{', '.join(sorted(nobodys_nodes))}: `fedif federation add-member` once more, or end "
-            "those that are nobody's by `flwr supernode unregister`"
-        )
 
 
 def apply_removals(folder: FederationFolder) -> None:
@@ -442,9 +430,10 @@ def _live_nodes(flower: Flower) -> set[str]:
     return {node_id for node_id, node in nodes.items() if node.get("status") != "unregistered"}
 
 
-def _nobodys_nodes(folder: FederationFolder, live_nodes: set[str]) -> set[str]:
-    """Return those of the nodes that are no member's."""
-    return live_nodes - {member.node_id for member in folder.members().values()}
+def _node_of_key(folder: FederationFolder, member: Member) -> str:
+    """Return the id of the node that is let in with a member's key; empty: none is."""
+    key = read_public_key(member.key.encode(), f"{member.name}: key")
+    return node_with_key(folder.database, key)
 
 
 def _save(folder: FederationFolder, member: Member) -> None:

@@ -131,6 +131,7 @@ def join(
     answer_file = folder.answer(invitation.member)
     files.secret(folder.key, answer_file, "it never leaves this host", records.make_node_key)
     key = load_key(folder.key)
+    records.require_node_key(key.public_key(), f"key = {str(folder.key)!r}")
     public_line = records.public_line(key, invitation.member)
     files.write(folder.path / "node.key.pub", "the same, to show", f"{public_line}\n")
     files.new(folder.authority, "the server is known by it", invitation.certificate)

@@ -192,10 +192,11 @@ class Answer(Membership):
     signature: str = setting("", "Of all the above by the member's key, in base64.")
 
     def check(self) -> None:
-        """Raise ConfigError unless the key signed this."""
+        """Raise ConfigError unless the key signed this, and is one that a SuperNode can have."""
         with refused_as(ConfigError, f"{self.member}: signature is no base64"):
             signature = base64.b64decode(self.signature, validate=True)
         key = keys.read_public_key(self.key.encode(), f"{self.member}: key")
+        require_node_key(key, f"{self.member}: key")
         if not keys.is_signed(key, signature, self._signed_content()):
             raise ConfigError(f"{self.member} did not sign its answer: it was changed on its way")
 
@@ -224,6 +225,12 @@ def make_node_key() -> bytes:
     """Return a new private key of the curve P-384 in OpenSSH's format, as SuperNodes need it."""
     key = ec.generate_private_key(ec.SECP384R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def require_node_key(key: keys.VerifyingKey, name: str) -> None:
+    """Raise ConfigError unless a key is of a curve that Flower lets SuperNodes in with."""
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{name} is an Ed25519 key; a SuperNode's is of P-256, P-384 or P-521")
 
 
 def public_line(key: keys.SigningKey, comment: str) -> str:

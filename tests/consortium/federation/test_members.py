@@ -4,6 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
@@ -23,7 +25,7 @@ from fedif_consortium.federation.members import (
     tell_what_stays,
 )
 from fedif_consortium.federation.node import NodeFolder
-from fedif_consortium.federation.records import Answer, FederationFolder, Invitation
+from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
 from fedif_consortium.federation.server import look
 from fedif_consortium.superlink.signed_requests import removed_keys
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
@@ -130,24 +132,6 @@ def test_a_key_is_never_replaced_and_never_two_members(folder, tmp_path, registr
     assert len(registry.keys) == 1
 
 
-def test_a_registration_that_was_interrupted_is_found_again_and_no_other(
-    folder, tmp_path, answer, registry
-):
-    registry.keys["5"] = " ".join(read_document(answer, Answer).key.split()[:2])
-    with pytest.raises(FlowerCommandError):  # Whose it is nobody here knows.
-        add(folder, answer, registry)
-    path = answer_of(folder, "hospital-b", tmp_path / "b")
-    registry.keys.clear()
-    add(folder, path, registry)
-    # As if this host had stopped before it wrote the node's id down.
-    record = folder.member_file("hospital-b")
-    record.write_text(record.read_text().replace('node-id = "1000"', 'node-id = ""'))
-    # A node that may be this member's, and is nobody's, is not forgotten.
-    with pytest.raises(ConfigError, match=r"may be any of the nodes 1000: .* add-member"):
-        remove(folder, "hospital-b", registry)
-    assert add(folder, path, registry).node_id == "1000"
-
-
 @pytest.mark.parametrize("lost", ["authority", "authority's content", "lock"])
 def test_what_is_wrong_with_a_folder_is_said_before_a_number_is_given(folder, lost):
     path = getattr(folder, lost.partition("'")[0])
@@ -235,11 +219,100 @@ class Registered(Registry):
 
     def register(self, public_key, name):
         key = flower_key(public_key.read_text())
-        return str(self.state.create_node("operator", "operator", key, 30.0, name=name))
+        try:
+            return str(self.state.create_node("operator", "operator", key, 30.0, name=name))
+        except ValueError as error:
+            raise FlowerCommandError(str(error)) from error
+
+    def unregister(self, node_id):
+        self.state.delete_node("operator", int(node_id))
+
+    def nodes(self):
+        return {str(node.node_id): {"status": node.status} for node in self.state.get_node_info()}
 
 
 def flower_key(line: str) -> bytes:
     return public_key_to_bytes(read_public_key(line.encode(), "key"))
+
+
+def register_stranger(registered: Registered) -> None:
+    """Let a node in by Flower's own command: it is no member's."""
+    key = public_key_to_bytes(ec.generate_private_key(ec.SECP384R1()).public_key())
+    registered.state.create_node("operator", "operator", key, 30.0)
+
+
+def interrupted_registration(folder: FederationFolder, host: Path) -> tuple[Registered, Path, str]:
+    """Register Ada and a stranger; lose Ada's node id, as where this host stopped before it wrote.
+
+    Return the registry, Ada's answer and her node id. The stranger has no member's record.
+    """
+    registered = Registered(folder)
+    register_stranger(registered)
+    path = answer_of(folder, "ada", host)
+    node_id = add(folder, path, registered).node_id
+    record = folder.member_file("ada")
+    record.write_text(record.read_text().replace(f'node-id = "{node_id}"', 'node-id = ""'))
+    assert folder.members()["ada"].node_id == ""
+    return registered, path, node_id
+
+
+def test_a_registration_that_was_interrupted_is_found_again_by_its_key(folder, tmp_path):
+    registered, path, node_id = interrupted_registration(folder, tmp_path / "a")
+    assert add(folder, path, registered).node_id == node_id
+
+
+def test_a_registration_that_was_interrupted_is_ended_and_no_other(folder, tmp_path):
+    registered, _, node_id = interrupted_registration(folder, tmp_path / "a")
+    [strangers] = registered.nodes().keys() - {node_id}
+    remove(folder, "ada", registered)
+    statuses = {i: node["status"] for i, node in registered.nodes().items()}
+    assert statuses[node_id] == "unregistered"
+    assert statuses[strangers] != "unregistered"
+
+
+def test_a_node_of_another_key_is_never_taken_for_a_members(folder, tmp_path, monkeypatch):
+    """Whatever Flower refuses, and however often: the one node that is nobody's stays nobody's."""
+    registered = Registered(folder)
+    register_stranger(registered)
+    path = answer_of(folder, "ada", tmp_path / "a")
+
+    def refuse(*_: object) -> str:
+        raise FlowerCommandError("refused")
+
+    monkeypatch.setattr(registered, "register", refuse)
+    for _ in range(2):
+        with pytest.raises(FlowerCommandError, match="refused"):
+            add(folder, path, registered)
+    assert folder.members()["ada"].node_id == ""
+
+
+def test_a_registration_that_was_ended_is_not_found_again(folder, tmp_path):
+    registered, path, node_id = interrupted_registration(folder, tmp_path / "a")
+    registered.unregister(node_id)
+    with pytest.raises(FlowerCommandError, match="already in use"):
+        add(folder, path, registered)
+
+
+def ed25519_answer(folder: FederationFolder, name: str, path: Path) -> Path:
+    """A member answered its invitation with a key that SuperNodes cannot have."""
+    invitation = read_document(folder.invitation(name), Invitation)
+    answer = make_answer(invitation, Ed25519PrivateKey.generate())
+    path.write_text(to_toml("", answer.to_mapping()))
+    return path
+
+
+def test_an_ed25519_key_is_no_node_s(folder, tmp_path, registry):
+    """Flower registers keys of NIST's curves alone: nothing is written of another one."""
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), registry)
+    invite(folder, "bob")
+    before = content(folder.path)
+    for ask in (
+        lambda: add(folder, ed25519_answer(folder, "bob", tmp_path / "bob.toml"), registry),
+        lambda: rekey(folder, "ada", ed25519_answer(folder, "ada", tmp_path / "ada.toml")),
+    ):
+        with pytest.raises(ConfigError, match=r"key is an Ed25519 key; a SuperNode's is of P-256"):
+            ask()
+    assert content(folder.path) == before
 
 
 def answer_with_a_new_key(folder: FederationFolder, name: str, host: Path) -> Path:

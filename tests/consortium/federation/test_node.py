@@ -8,7 +8,7 @@ import pytest
 from flwr.common.config import parse_config_args
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
-from fedif_consortium.evidence.keys import load_key
+from fedif_consortium.evidence.keys import load_key, load_or_make_key
 from fedif_consortium.federation import node as joining
 from fedif_consortium.federation.certificates import certificate_fingerprint
 from fedif_consortium.federation.files import read_document
@@ -47,6 +47,14 @@ def test_a_host_makes_its_key_and_an_answer_without_it(node, invitation, capsys)
     told = capsys.readouterr().out
     known = certificate_fingerprint(invitation.certificate)
     assert all(text in told for text in (known, invitation.statement_key, key_fingerprint(public)))
+
+
+def test_a_key_that_no_supernode_can_have_answers_nothing(node, invitation):
+    node.path.mkdir(mode=0o700)
+    load_or_make_key(node.key)  # An Ed25519 one.
+    with pytest.raises(ConfigError, match=r"node\.key' is an Ed25519 key; a SuperNode's is of P-"):
+        join_as(node.path, invitation)
+    assert not node.answer("hospital-a").exists()
 
 
 def test_an_invitation_writes_no_line_of_its_own(node, invitation, capsys):
