@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ Folder = Annotated[
     typer.Option("--in", envvar="FEDIF_FEDERATION", help="the federation's folder on this host"),
 ]
 _HERE = Path()
+_REMOVED = "FEDIF_REMOVED_MEMBERS"  # Where the list of removed members is; else beside the folder.
 
 
 @federation_cli.command()
@@ -133,8 +135,8 @@ def superlink(
 
     federation = _folder(folder)
     federation.settings()  # Refused before anything is written, if there is no federation.
-    members.apply_removals(federation)
-    server.start_superlink(federation, options or [])
+    unlisted_keys = members.apply_removals(federation)
+    server.start_superlink(federation, options or [], unlisted_keys)
 
 
 @federation_cli.command()
@@ -199,7 +201,11 @@ def keeper_client(folder: Folder = _HERE) -> None:
 def _folder(path: Path) -> FederationFolder:
     from fedif_consortium.federation.records import FederationFolder
 
-    return FederationFolder(path.expanduser().absolute())
+    # However the folder is spelled, the list beside it is one.
+    removals = os.environ.get(_REMOVED)
+    return FederationFolder(
+        path.expanduser().resolve(), Path(removals).expanduser().resolve() if removals else None
+    )
 
 
 def _show(state: dict[str, Any]) -> None:

@@ -160,11 +160,16 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         note_removal(folder.removals, removal_of(name, member.key, member.removed))
 
 
-def apply_removals(folder: FederationFolder) -> None:
+def apply_removals(folder: FederationFolder) -> list[str]:
     """Mark members as removed that the list beside the folder names, and the folder does not.
 
     That is so where a backup was put back. Members and keys that only the folder knows as removed
     are added to the list. Where it cannot be written, a line says so, and the federation goes on.
+
+    Returns
+    -------
+    list of str
+        Ids of removed keys that could not be added to the list.
 
     Raises
     ------
@@ -183,6 +188,19 @@ def apply_removals(folder: FederationFolder) -> None:
                 _note_keys(folder, member)
         except StorageError as error:
             typer.echo(f"! {error}")
+        listed = {removal.key for removal in read_removals(folder.removals)}
+        return sorted(_removed_keys(folder) - listed)
+
+
+def _removed_keys(folder: FederationFolder) -> set[str]:
+    """Return the ids of the keys that, as members' records say, open nothing any more."""
+    ids = set[str]()
+    for member in folder.members().values():
+        keys = list(member.earlier_keys)
+        if member.removed and member.key:
+            keys.append(member.key)
+        ids.update(removal_of(member.name, key, "").key for key in keys)
+    return ids
 
 
 def _apply_removals(folder: FederationFolder, member: Member, removals: list[Removal]) -> None:

@@ -96,10 +96,12 @@ class FederationFolder:
     Parameters
     ----------
     path : Path
-        The folder, absolute.
+        The folder, absolute, and without a link or ``..``: the list lies beside it.
+    removals : Path, optional
+        The list of removed members, absolute; ``None``: beside the folder, under its name.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, removals: Path | None = None) -> None:
         self.path = path
         self.configuration = path / "federation.toml"  # Its settings.
         self.authority_key = path / "ca.key"  # Signs the server's certificates.
@@ -109,8 +111,8 @@ class FederationFolder:
         self.statement_key = path / keys.STATEMENT_KEY  # Signs statements of contributions.
         self.database = path / "superlink.db"
         self.nginx = path / "nginx" / "nginx.conf"
-        # Beside the folder: a backup of this, put back, must not bring removed members back.
-        self.removals = path.with_name(f"{path.name}.removed.csv")
+        # Not in the folder: a backup of this, put back, must not bring removed members back.
+        self.removals = removals or path.with_name(f"{path.name}.removed.csv")
         self.lock = path / ".lock"  # Held while members' numbers are given out.
 
     def invitation(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Who was removed, in a list beside the federation's folder: no backup of it brings a member back.
+"""Who was removed, in a list outside of the federation's folder: no backup brings a member back.
 
 A backup holds the registrations of its day. Restored, it would let in whoever was removed since.
 """
@@ -132,5 +132,6 @@ def begin_removals(path: Path) -> None:
     except StorageError as error:
         raise StorageError(
             f"the list of removed members cannot be written ({error}): make {path} this user's, "
-            "with `install -o USER -m 600 /dev/null FILE` as root"
+            "with `install -o USER -m 600 /dev/null FILE` as root, or name another place in "
+            "FEDIF_REMOVED_MEMBERS; then give this command once more"
         ) from error

@@ -106,8 +106,19 @@ def statement_fingerprint(folder: FederationFolder) -> str:
     return fingerprint(load_key(folder.statement_key).public_key())
 
 
-def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoReturn:
+def start_superlink(
+    folder: FederationFolder, options: Sequence[str], unlisted_keys: Sequence[str] = ()
+) -> NoReturn:
     """Become the guarded SuperLink of a federation, for registered nodes over TLS alone.
+
+    Parameters
+    ----------
+    folder : FederationFolder
+        The server's.
+    options : sequence of str
+        More options of ``flower-superlink``.
+    unlisted_keys : sequence of str
+        Ids of keys that nobody is let in with, and that the list of removed members does not have.
 
     Raises
     ------
@@ -132,6 +143,7 @@ def start_superlink(folder: FederationFolder, options: Sequence[str]) -> NoRetur
         "FEDIF_STATEMENT_KEY": str(folder.statement_key),
         "FEDIF_SERVER_CERTIFICATE": str(folder.certificate),
         "FEDIF_REMOVED_MEMBERS": str(folder.removals),
+        "FEDIF_REMOVED_KEYS": " ".join(unlisted_keys),
     }
     become(GUARDED_SUPERLINK, arguments, folder.path, **environment)
 

@@ -31,6 +31,7 @@ from fedif_flower.run.logs import show_logs
 BUDGET = "FEDIF_REPLY_BUDGET"
 CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Whose days are among the figures.
 REMOVED = "FEDIF_REMOVED_MEMBERS"  # The list of those who are let in no more.
+UNLISTED = "FEDIF_REMOVED_KEYS"  # Ids of such keys that could not be written into that list.
 
 
 def reply_budget(text: str) -> float:
@@ -58,13 +59,21 @@ def _path_in(variable: str) -> Path | None:
     return Path(path) if path else None
 
 
+def keys_not_let_in() -> frozenset[str]:
+    """Return the ids of the keys that nobody is let in with, as the environment tells them."""
+    unlisted = frozenset(os.environ.get(UNLISTED, "").split())
+    removals = _path_in(REMOVED)
+    if removals is None:
+        return unlisted
+    return removed_keys(removals) | unlisted
+
+
 def main() -> None:
     """Run ``flower-superlink`` with its own arguments, guarded."""
     try:
         show_logs()
         guard = ReplyGuard(reply_budget(os.environ.get(BUDGET, "")))
-        removals = _path_in(REMOVED)
-        removed = removed_keys(removals) if removals else frozenset[str]()
+        removed = keys_not_let_in()
     except FedIFError as error:
         sys.exit(f"error: {error}")
     guard.install(fleet_handlers, runtime_handlers)

@@ -74,10 +74,30 @@ def test_every_container_is_confined_and_has_its_own_secrets_alone():
         assert not {"privileged", "cap_add", "devices", "pid", "ipc", "userns_mode"} & set(service)
         assert service["image"] in built
         assert not service["image"].endswith(":latest")
-        own = {"superlink": "federation", "server": "federation"}.get(name, name)
+        own = {name}
+        if name in ("superlink", "server"):
+            own = {"federation", "removed"}
         if name != "setup":
-            assert {volume.split(":")[0] for volume in service["volumes"]} == {own}
+            assert {volume.split(":")[0] for volume in service["volumes"]} == own
         assert not re.search("SECRET|PASSWORD|TOKEN", " ".join(service["environment"]))
+
+
+def test_the_list_of_removed_members_has_a_volume_of_its_own():
+    """The root is read-only, and a backup of the federation's volume must not have the list."""
+    [directories] = [words for words in stages()["runtime"] if "useradd" in words]
+    assert {"/federation", "/removed"} < set(directories)
+    for name in ("setup", "superlink", "server"):
+        service = services()[name]
+        assert service["environment"]["FEDIF_REMOVED_MEMBERS"] == "/removed/members.csv"
+        assert "removed:/removed" in service["volumes"]
+
+
+def test_the_unit_of_the_superlink_may_write_the_list_of_removed_members():
+    unit = (REPOSITORY / "deploy" / "systemd" / "fedif-superlink.service").read_text()
+    [folder] = re.findall(r"^ExecStart=.* --in (\S+)$", unit, flags=re.M)
+    [writable] = re.findall(r"^ReadWritePaths=(.*)$", unit, flags=re.M)
+    # Without the list, `init` could not make it: the unit starts all the same.
+    assert writable.split() == [folder, f"-{folder}.removed.csv"]
 
 
 def test_only_the_superlink_has_a_port_and_that_on_loopback_unless_told_otherwise():
@@ -202,12 +222,13 @@ class Containers:
             port: str(free_port())
             for port in ("9092", "9093", "9094", "9095", "9443", "9444", "9091")
         }
+        folders = ("federation", "removed", "keeper", "nodes")
         self._replaced = {
-            **{f"/{name}": str(directory / name) for name in ("federation", "keeper", "nodes")},
+            **{f"/{name}": str(directory / name) for name in folders},
             "/app": str(directory / "app"),
             **ports,
         }
-        for name in ("federation", "keeper", "nodes", "app"):
+        for name in (*folders, "app"):
             (directory / name).mkdir(mode=0o700)
         for source, target in ((REPOSITORY / s, t) for ss, t in copied("runtime") for s in ss):
             there = directory / "app" / target

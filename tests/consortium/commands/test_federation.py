@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.rows import read_rows
 from tests.consortium.commands.typed import call
 
 
@@ -21,6 +22,33 @@ def own_home(tmp_path, monkeypatch):
 def server(tmp_path) -> Path:
     call("federation", "init", "consortium", "localhost", "--listen", "127.0.0.1:1")
     return tmp_path / "server"
+
+
+@pytest.mark.parametrize("spelled", ["..", "link"])
+def test_the_list_of_removals_is_one_however_its_folder_is_spelled(
+    server, tmp_path, monkeypatch, spelled
+):
+    beside = tmp_path / "server.removed.csv"
+    beside.unlink()
+    (server / "sub").mkdir()
+    (tmp_path / "link").symlink_to(server)
+    monkeypatch.chdir(server / "sub")
+    folder = {"..": "..", "link": tmp_path / "link"}[spelled]
+    call("federation", "invite", "ada", "--in", folder)
+    call("federation", "remove-member", "ada", "--in", folder)
+    assert [row["name"] for row in read_rows(beside)] == ["ada"]
+    assert list(tmp_path.rglob("*.removed.csv")) == [beside]
+
+
+def test_the_list_of_removals_lies_where_the_environment_says(server, tmp_path, monkeypatch):
+    """In a container, what is beside the folder is read-only."""
+    (tmp_path / "server.removed.csv").unlink()
+    monkeypatch.setenv("FEDIF_REMOVED_MEMBERS", str(tmp_path / "removed" / "members.csv"))
+    (tmp_path / "removed").mkdir()
+    call("federation", "invite", "ada")
+    call("federation", "remove-member", "ada")
+    assert [row["name"] for row in read_rows(tmp_path / "removed" / "members.csv")] == ["ada"]
+    assert not (tmp_path / "server.removed.csv").exists()
 
 
 def test_from_an_invitation_to_an_answer_and_what_a_host_still_lacks(server, tmp_path):

@@ -27,6 +27,7 @@ from fedif_consortium.federation.members import (
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
 from fedif_consortium.federation.server import look
+from fedif_consortium.superlink.guarded_superlink import keys_not_let_in
 from fedif_consortium.superlink.signed_requests import removed_keys
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.folder import RunFolder
@@ -419,6 +420,32 @@ def test_a_list_that_cannot_be_written_gets_an_earlier_key_later(folder, tmp_pat
     apply_removals(folder)
     old = read_members(folder.path / "members")["ada~1"]
     assert removed_keys(folder.removals) == {key_id(old)}
+
+
+def test_keys_that_cannot_be_listed_are_let_in_no_more_all_the_same(folder, tmp_path, monkeypatch):
+    """A lost list that cannot be made again: what the folder knows of it is the SuperLink's."""
+    registered = Registered(folder)
+    for name in ("ada", "bob", "eve"):
+        add(folder, answer_of(folder, name, tmp_path / name), registered)
+    rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "again"))
+    remove(folder, "bob", registered)
+    assert apply_removals(folder) == []
+    folder.removals.unlink()
+
+    def read_only(*_: object) -> None:
+        raise StorageError("read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "note_removal", read_only)
+        unlisted = apply_removals(folder)
+    keys = read_members(folder.path / "members")
+    assert unlisted == sorted([key_id(keys["ada~1"]), key_id(keys["bob"])])
+    monkeypatch.setenv("FEDIF_REMOVED_MEMBERS", str(folder.removals))
+    monkeypatch.setenv("FEDIF_REMOVED_KEYS", " ".join(unlisted))
+    assert keys_not_let_in() == set(unlisted)
+    # With a list, both count.
+    remove(folder, "eve", registered)
+    assert keys_not_let_in() == {*unlisted, key_id(keys["eve"])}
 
 
 def test_a_list_that_cannot_be_read_is_refused_before_a_key_is_replaced(folder, tmp_path):

@@ -62,6 +62,15 @@ def test_a_superlink_without_a_certificate_says_which(folder, name, monkeypatch)
         start_superlink(folder, [])
 
 
+def test_a_superlink_is_told_who_was_removed(folder, monkeypatch):
+    """By the list, and by the keys that could not be written into it."""
+    environment = {}
+    monkeypatch.setattr(server, "become", lambda *_, **variables: environment.update(variables))
+    start_superlink(folder, [], ["aa", "bb"])
+    assert environment["FEDIF_REMOVED_MEMBERS"] == str(folder.removals)
+    assert environment["FEDIF_REMOVED_KEYS"] == "aa bb"
+
+
 def test_a_user_without_a_name_has_a_proxy_too(tmp_path, monkeypatch):
     def owner(_: Path) -> str:
         raise KeyError("getpwuid(): uid not found: 7777")
