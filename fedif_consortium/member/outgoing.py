@@ -228,6 +228,8 @@ class OutgoingPolicy:
         for name, update in self._bounded(updates, run_id).items():
             sum_of_both = model[name].astype(np.float64) + update
             leaving[name] = sum_of_both.astype(model[name].dtype)
+            if self._budget is None:  # Else noise has been added: no length is promised.
+                leaving[name] = _pull_back(leaving[name], model[name], update)
         return ArrayRecord({name: pack_array(array) for name, array in leaving.items()})
 
     def _require_row(self, path: str, array: Values) -> None:
@@ -298,6 +300,24 @@ class OutgoingPolicy:
                 _require_short(path, value, most)
                 leaving[name] = value
         return ConfigRecord(leaving)
+
+
+def _pull_back(array: Values, sent: Values, update: Floats) -> Values:
+    """Return an updated array of which rounding made no change larger than the update's.
+
+    Parameters
+    ----------
+    array : ndarray of float16, float32 or float64
+        ``sent + update``, rounded to its type: at most one step farther from ``sent``.
+    sent : ndarray
+        The array that came, of the same type and shape.
+    update : ndarray of float64
+        The change that is allowed, of the same shape.
+    """
+    change = array.astype(np.float64) - sent.astype(np.float64)
+    is_larger = np.abs(change) > np.abs(update)
+    one_step_back: Values = np.nextafter(array, sent)
+    return np.where(is_larger, one_step_back, array)
 
 
 def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:

@@ -145,6 +145,33 @@ def test_a_long_update_is_shortened():
     assert shortened["bias"].tolist() == 2.5
 
 
+@pytest.mark.parametrize(
+    ("dtype", "weight", "change", "clip_length", "kept"),
+    [
+        # The step above 1 is 2^-10 in float16: three quarters of it would be rounded to it.
+        (np.float16, 1.0, 2.0**-10, 1.5 * 2.0**-10, 0.0),
+        # Steps of 1/16 at 10^6 in float32: 10 in each of four is of length 20; 0.5 is 8 steps.
+        (np.float32, 1e6, 10.0, 1.0, 0.5),
+        # 0.55 is between 8 and 9 steps, and nearer to the ninth.
+        (np.float32, 1e6, 10.0, 1.1, 0.5),
+        (np.float32, 1e6, -10.0, 1.1, -0.5),
+        # Steps of 2 at 10^16 in float64: 2.75 is nearer to 2, 3.25 to 4.
+        (np.float64, 1e16, 20.0, 5.5, 2.0),
+        (np.float64, 1e16, 20.0, 6.5, 2.0),
+    ],
+)
+def test_rounding_makes_no_update_longer_than_it_may_be(dtype, weight, change, clip_length, kept):
+    sent = np.full(4, weight, dtype)
+    returned = (sent + dtype(change)).astype(dtype)
+    received, reply = (
+        content(arrays=ArrayRecord({"weight": pack_array(array)})) for array in (sent, returned)
+    )
+    leaving = check(reply, received, clip_length=clip_length).array_records["arrays"]["weight"]
+    update = view_array(leaving).astype(np.float64) - sent.astype(np.float64)
+    assert update.tolist() == [kept] * 4
+    assert np.linalg.norm(update) <= clip_length
+
+
 def test_the_vector_of_a_local_method_leaves_where_it_is_listed_and_no_length_is_bounded():
     received, reply = (
         content(arrays=arrays(), local_method=ArrayRecord({"local-method": pack_array(f32(v)[0])}))
