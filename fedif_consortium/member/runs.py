@@ -62,6 +62,16 @@ def accepts(accepted: Accepted, value: object) -> bool:
     return _is_same(value, accepted)
 
 
+def _is_number(accepted: Accepted) -> bool:
+    """Return whether a run-config key may have numbers alone."""
+    if isinstance(accepted, Range):
+        return True
+    choices = accepted if isinstance(accepted, list) else [accepted]
+    return all(
+        isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices
+    )
+
+
 def _is_same(value: object, other: Scalar) -> bool:
     """Return whether two values are equal in a run config, where true is not 1, as in Python."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
@@ -133,6 +143,8 @@ class RunRules(Settings):
         for key, value in config.items():
             if key in self.config:
                 accepted = self.config[key]
+                if value == AUTO and _is_number(accepted) and _is_told(key):
+                    continue  # Here too.
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
             else:
                 is_allowed = self.unknown_keys or value == own.get(key)
@@ -165,8 +177,8 @@ class RunRules(Settings):
         told : mapping of str to object
             The settings in the message, by run-config key: what this project's app goes by.
         config : mapping of str to bool, int, float or str
-            The run config. Where it says ``"auto"``, the server decides. What ``[runs.config]``
-            does not list is as here, or else the default.
+            The run config. What ``[runs.config]`` does not list is as here, or else the default;
+            where that is ``"auto"``, the server decides.
         """
         for key, value in told.items():
             accepted = self._accepted_for(key, config)
@@ -177,11 +189,11 @@ class RunRules(Settings):
 
     def _accepted_for(self, key: str, config: Mapping[str, Scalar]) -> Accepted | None:
         """Return what a message may say of a key; ``None``: whatever the server decides."""
+        if key in self.config:
+            return self.config[key]
         configured = config.get(key)
         if configured == AUTO:
             return None
-        if key in self.config:
-            return self.config[key]
         if self.unknown_keys:
             return None
         if configured is not None:

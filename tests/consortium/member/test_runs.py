@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from datetime import date
 
 import pytest
+from flwr.common.config import flatten_dict
 
 from fedif_consortium.member.runs import RoundCounts, RunRules, accepts
 from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.run.config import RunConfig
+from tests.test_docs_names import DOCS
 
 CONFIG = {"rounds": 10, "rate": 0.1, "name": "a", "masked": False}
 HALF = {"rate": {"least": 0, "most": 0.5}}
@@ -156,6 +159,40 @@ def test_a_default_that_the_server_makes_out_may_be_left_out_where_messages_tell
     rules.check_told({"learning-rate": 0.1}, {"rounds": 1})
     with pytest.raises(RefusedByMemberError, match=r"learning-rate = 0\.2; this member accepts"):
         rules.check_told({"learning-rate": 0.2}, {"rounds": 1})
+
+
+def test_the_pages_example_takes_part_in_this_projects_app():
+    """Its own run config says "auto" of the learning rate: each message is checked instead."""
+    project = tomllib.loads((DOCS.parent / "pyproject.toml").read_text())
+    own = flatten_dict(project["tool"]["flwr"]["app"]["config"]) | {"masking.mode": "keeper"}
+    assert own["learning-rate"] == "auto"
+    page = (DOCS / "member-policy.md").read_text()
+    _, _, example = page.partition("```toml\n[runs.config]\n")
+    listed = tomllib.loads(example.partition("```")[0])
+    rules = RunRules(config=listed)
+    rules.check_run("fedif/app", own, own)
+    rules.check_told({"learning-rate": 0.1}, own)
+    with pytest.raises(RefusedByMemberError, match=r"learning-rate = 0\.2; this member accepts"):
+        rules.check_told({"learning-rate": 0.2}, own)
+
+
+def test_an_auto_that_is_accepted_lifts_no_bound_of_what_the_server_makes_of_it():
+    config = {"learning-rate": "auto"}
+    rules = RunRules(config={"learning-rate": ["auto", 0.05]})
+    rules.check_run("fedif/app", config, config)
+    rules.check_told({"learning-rate": 0.05}, config)
+    with pytest.raises(RefusedByMemberError, match=r"learning-rate = 99\.0; this member accepts"):
+        rules.check_told({"learning-rate": 99.0}, config)
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted"),
+    [("update-clipping", {"most": 2.0}), ("device", "cpu"), ("learning-rate", "0.1")],
+)
+def test_an_auto_of_which_no_message_says_a_number_has_to_fit(key, accepted):
+    rules = RunRules(config={key: accepted})
+    with pytest.raises(RefusedByMemberError, match=f"run config {key} = 'auto'; this member"):
+        rules.check_run("fedif/app", {key: "auto"}, {key: "auto"})
 
 
 def test_answers_to_other_messages_count_as_well(tmp_path):
