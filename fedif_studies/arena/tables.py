@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,7 +27,7 @@ _WORDS = MappingProxyType(
 )
 
 
-def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByRule:
+def over_seeds(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ByRule:
     """Return a figure of a data set's bouts in percent, in the order of the rows."""
     values: dict[tuple[str, str], dict[Point, list[float]]] = {}
     for row in _latest(rows):
@@ -41,10 +41,21 @@ def over_seeds(rows: Iterable[Mapping[str, str]], data: str, figure: str) -> ByR
     return means
 
 
-def _latest(rows: Iterable[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the rows without those of a bout that was played again with edited code."""
+def _latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows without those of a bout that was played again, or of code that was edited.
+
+    Of a rule under an attack, the code of the last row counts: seeds of two editions have no mean.
+    """
     by_bout = {tuple(row[name] for name in _BOUT): row for row in rows}
-    return list(by_bout.values())
+    last_code = {}
+    for row in rows:
+        last_code[_pairing(row)] = row.get("code", "")
+    return [row for row in by_bout.values() if row.get("code", "") == last_code[_pairing(row)]]
+
+
+def _pairing(row: Mapping[str, str]) -> tuple[str, str, str]:
+    """Return what a bout's code is of, and the data."""
+    return row["data"], row["rule"], row["attack"]
 
 
 def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
@@ -151,6 +162,8 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
 def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
     """Return lines that say how many of a data set's bouts have no row; none where all have one.
 
+    A row of code that was edited since is none.
+
     Every rule, with each of its bounds, could meet every attack by every share in every seed: a
     mean over fewer seeds than its neighbours' says nothing beside them.
     """
@@ -161,12 +174,12 @@ def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
     for row in rows:
         if row["data"] != data:
             continue
-        rule = (row["rule"], row["bounds"])
-        point = (row["attack"], row["share"])
-        rules.add(rule)
-        points.add(point)
+        rules.add((row["rule"], row["bounds"]))
+        points.add((row["attack"], row["share"]))
         seeds.add(row["seed"])
-        played.add((rule, point, row["seed"]))
+    for row in _latest(rows):
+        if row["data"] == data:
+            played.add((row["rule"], row["bounds"], row["attack"], row["share"], row["seed"]))
     count = len(rules) * len(points) * len(seeds)
     missing = count - len(played)
     if not missing:

@@ -285,3 +285,14 @@ def test_tables_say_how_many_bouts_have_no_row(tmp_path):
     write_tables(tmp_path / "arena.md", ROWS)
     assert "| 10.0, flip | 100.0, trigger | - |\n" in (tmp_path / "arena.md").read_text()
     assert (tmp_path / "arena.md").read_text().count("\n\nMissing: 8 of 16 bouts") == 3
+
+
+def test_seeds_of_edited_and_unedited_code_have_no_mean_together():
+    """Of three seeds, one was played again since the rule was edited: the other two are missing."""
+    bout = {"data": "D", "attack": "none", "share": "0.0", "bounds": "none", "attack-success": ""}
+    own = {**bout, "rule": "own:Rule", "code": "aaaa", "accuracy": "0.2"}
+    other = {**bout, "rule": "A", "code": "", "accuracy": "0.5"}
+    rows = [{**row, "seed": seed} for row in (own, other) for seed in "012"]
+    rows.append({**own, "seed": "0", "code": "bbbb", "accuracy": "0.9"})
+    assert every_attack(rows, "D", "accuracy").lines == [["no attack", "90.0", "50.0±0.0"]]
+    assert missing_bouts(rows, "D")[1].startswith("Missing: 2 of 6 bouts")
