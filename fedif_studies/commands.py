@@ -82,10 +82,11 @@ def audit(
     from fedif_flower.errors import require
     from fedif_studies.audit.cases import CASES
     from fedif_studies.audit.measure import measure
-    from fedif_studies.audit.members import AUDITED, AuditTask
+    from fedif_studies.audit.members import AUDITED, AuditTask, require_read
     from fedif_studies.audit.page import write_audit
 
     parsed = parse_config([AUDITED, *(config or [])], {})
+    require_read(parsed)
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
     task = AuditTask(parsed, images)

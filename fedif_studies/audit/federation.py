@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedif_flower.aggregators import RFA, Krum
+from fedif_flower.aggregators import RFA
+from fedif_flower.aggregators.krum import MultiKrum
 from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.client.training import train_local
@@ -127,8 +128,8 @@ RULES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedAvg": _fedavg,
     "FedIF": _unbounded_fedif,
     "RFA": lambda _: RFA(),
-    # The two of ten that lie farthest from their neighbours are left out.
-    "Multi-Krum": lambda _: Krum(malicious_fraction=0.2, num_selected=8),
+    # The fifth that lies farthest from its neighbours is left out: two of ten.
+    "Multi-Krum": lambda _: MultiKrum(malicious_fraction=0.2),
     "influence descent": _unbounded_descent,
 }
 

@@ -15,8 +15,8 @@ from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig, with_hyphens
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import numpy_generator
-from fedif_flower.settings import Scalar
-from fedif_flower.tasks.config import IMAGES
+from fedif_flower.settings import Scalar, parse_overrides
+from fedif_flower.tasks.config import IMAGES, TaskConfig, TrainingConfig
 from fedif_flower.tasks.data.cache import Dataset, Split
 from fedif_flower.tasks.data.datasets import load_dataset, to_pixels
 from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
@@ -25,6 +25,43 @@ from fedif_flower.valuation import Validation
 
 # What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
 AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
+# What its federations read of a run config: the task, training, and what attacks are made of.
+READ = frozenset(
+    [
+        *TaskConfig.key_names(),
+        *TrainingConfig.key_names(),
+        "device",
+        "malicious-fraction",
+        "num-clients",
+        "num-server-rounds",
+        "poison-ratio-max",
+        "poison-ratio-min",
+        "seed",
+    ]
+)
+READ_SECTIONS = ("adversarial.", "free-rider-noise.", "free-rider-step.", "gradient-noise.")
+
+
+def require_read(config: RunConfig) -> None:
+    """Raise ConfigError for a setting that no federation of an audit reads.
+
+    An audit has all members in all rounds of rules of its own, and attacks of its own: another
+    setting would change nothing, and the audit would pass for one of it.
+    """
+    values = config.identity()
+    read = {key: value for key, value in values.items() if _is_read(key)}
+    # What is left out is made of these, such as a default that depends on the data set.
+    usual = {**RunConfig.defaults(), **parse_overrides(AUDITED), **read}
+    usual_values = RunConfig.from_run_config(usual).identity()
+    for key in sorted(values.keys() | usual_values.keys()):
+        value = values.get(key)
+        usual_value = usual_values.get(key)
+        allowed = f"{usual_value!r}: an audit does not read it"
+        require(value == usual_value, key, value, allowed)
+
+
+def _is_read(key: str) -> bool:
+    return key in READ or key.startswith(READ_SECTIONS)
 
 
 @dataclass(frozen=True)

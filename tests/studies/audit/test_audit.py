@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from fedif_flower.attribution.credit import PastSteps
+from fedif_flower.cli import parse_config
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import ModelVectors
 from fedif_flower.run.federation import run_federation
@@ -22,7 +23,7 @@ from fedif_studies.audit.cases import CASES, HONEST, IDENTITIES, LOWERED, LOWERS
 from fedif_studies.audit.federation import RULES, AuditStep, federate
 from fedif_studies.audit.findings import findings
 from fedif_studies.audit.measure import CONFIG, RETRAINING_SEEDS, measure
-from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.members import AUDITED, AuditTask, require_read
 from fedif_studies.audit.page import write_audit
 from fedif_studies.audit.retraining import train_coalitions
 from fedif_studies.audit.valuations import CONTROL, EXACT, VALUATIONS
@@ -88,6 +89,50 @@ def test_multi_krum_leaves_out_the_two_of_ten_that_lie_apart():
     updates = a_round(rows, model=ModelVectors(torch.ones(2), torch.zeros(0)))
     weights = RULES["Multi-Krum"](Quadratic())(updates).weights
     assert weights.tolist() == [0.0 if index in (3, 7) else 0.125 for index in range(10)]
+
+
+@pytest.mark.parametrize(("m", "left_out"), [(4, 1), (5, 1), (12, 2)])
+def test_multi_krum_leaves_out_a_fifth_of_however_many_members(m, left_out):
+    rows = torch.zeros(m, 2)
+    rows[:, 0] = torch.arange(m) / 100
+    rows[:left_out, 1] = torch.tensor([5.0, -9.0])[:left_out]
+    updates = a_round(rows, model=ModelVectors(torch.ones(2), torch.zeros(0)))
+    weights = RULES["Multi-Krum"](Quadratic())(updates).weights
+    kept = m - left_out
+    torch.testing.assert_close(weights[:left_out].tolist(), [0.0] * left_out)
+    torch.testing.assert_close(weights[left_out:].tolist(), [1 / kept] * kept)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "fraction-train=0.5",
+        'local-method="scaffold"',
+        'attack="ipm"',
+        "ipm.epsilon=2",
+        'strategy="fedavg"',
+        "update-clipping=5.0",
+        "max-update-length=1.0",
+        'server-optimizer="fedadam"',
+    ],
+)
+def test_a_setting_that_an_audit_does_not_read_is_refused(setting):
+    """It would change no row, and be noted as what the audit was of."""
+    with pytest.raises(ConfigError, match="an audit does not read it"):
+        require_read(parse_config([AUDITED, setting], {}))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        'dataset="fashion-mnist" model="mlp" learning-rate=0.01',
+        "num-clients=4 num-server-rounds=2 seed=3 dirichlet-alpha=0.5",
+        "poison-ratio-min=0.1 malicious-fraction=0.2 gradient-noise.std=2",
+        'output-dir="elsewhere" data-dir="elsewhere"',
+    ],
+)
+def test_what_an_audit_reads_may_be_set(setting):
+    require_read(parse_config([AUDITED, setting], {}))
 
 
 def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
