@@ -31,6 +31,11 @@ _FREE = {
     "validation.vet",
     "validation.seconds",
 }
+# Parts of a run that no cell has: with them it is another run, or takes another time.
+_WITHOUT: Settings = MappingProxyType({"masking.mode": "off", "evidence.require-signatures": False})
+_TIMED_WITHOUT: Settings = MappingProxyType(
+    {"evidence.receipts": False, "gradients.publish": False}
+)
 _MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
 Place = tuple[Variant, Variant, int]
@@ -348,12 +353,14 @@ def _settings_of(
 ) -> dict[str, Scalar]:
     """Return the settings that a run of a cell has to have."""
     free = set(_FREE)
+    without = dict(_WITHOUT)
     if table.is_timed:
+        without |= _TIMED_WITHOUT
         free.add("normalization")  # Seconds do not depend on how pixels are scaled.
         free.remove("threads-per-client")  # They do depend on how many cores a client has.
     every_setting = {**defaults, **table.settings(row, column), **changed}
     config = RunConfig.from_run_config(every_setting).to_mapping()
-    return {key: value for key, value in config.items() if key not in free}
+    return {key: value for key, value in config.items() if key not in free} | without
 
 
 def _is_for(measurement: Measurement, table: PaperTable) -> bool:

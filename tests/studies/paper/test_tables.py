@@ -110,6 +110,21 @@ def test_a_run_with_a_corrected_loss_is_no_cell():
     assert counted == [1, 0, 1, 1]
 
 
+def test_a_masked_run_is_no_cell_and_one_with_receipts_takes_another_time():
+    [timed] = [name for name, table in TABLES.items() if table.is_timed]
+    changes = ({}, {"masking.mode": "off"}, {"masking.mode": "trial"}, {"evidence.receipts": True})
+    counted = {}
+    for name in ("cifar10", timed):
+        counted[name] = []
+        for change in changes:
+            column = TABLES[name].columns[0].key
+            config = settings(name, "fedif", column) | change | {"seed": 0}
+            run = Measurement(config, "CIFAR-10", {}, "abacus")
+            cells = fill_table(TABLES[name], [run], DEFAULTS)
+            counted[name].append(sum(len(cell.measurements) for cell in cells))
+    assert counted == {"cifar10": [1, 1, 0, 1], timed: [1, 1, 0, 0]}
+
+
 def test_runs_with_the_datas_own_pixels_have_a_column_of_their_own(tmp_path):
     now = settings("cifar10", "fedif", "clean")
     earlier = now | {"normalization": "data"}
