@@ -6,6 +6,8 @@ so that an alert on them sees what died.
 
 from __future__ import annotations
 
+import logging
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from fedif_flower.foreign import refused_as
 
 _UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _REGISTERED = (NodeStatus.REGISTERED, NodeStatus.ONLINE, NodeStatus.OFFLINE)
+logger = logging.getLogger(__name__)
 
 
 def federation_figures(
@@ -56,8 +59,31 @@ def federation_figures(
         "free_bytes": lambda: shutil.disk_usage(Path.cwd()).free,
     }
     if certificate is not None:
-        figures["certificate_days"] = lambda: days_left(certificate)
+        figures["certificate_days"] = _CertificateDays(certificate)
     return figures
+
+
+class _CertificateDays:
+    """The days that a certificate is still good for; NaN while its file cannot be read.
+
+    An operator who renews it moves it away for a while. That takes no other figure along.
+    """
+
+    def __init__(self, certificate: Path) -> None:
+        self._certificate = certificate
+        self._is_logged = False
+
+    def __call__(self) -> float:
+        """Return the days; the first failure in a row is logged."""
+        try:
+            days = days_left(self._certificate)
+        except ConfigError as error:
+            if not self._is_logged:
+                logger.warning("certificate_days is no number: %s", error)
+            self._is_logged = True
+            return math.nan
+        self._is_logged = False
+        return days
 
 
 def days_left(certificate: Path) -> float:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,22 @@ def test_a_federation_is_known_without_a_run(state, tmp_path, monkeypatch):
         "runs_unfinished": 1,
         "runs_failed": 1,
     }
+
+
+def test_a_certificate_that_is_away_for_renewal_is_no_number_and_said_once(
+    state, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "flower"))
+    folder = make_federation(tmp_path / "server")
+    days = federation_figures(lambda: state, folder.certificate)["certificate_days"]
+    away = tmp_path / "away.crt"
+    for times in (1, 2):
+        folder.certificate.rename(away)
+        assert math.isnan(days())
+        assert math.isnan(days())
+        assert caplog.text.count(f"{folder.certificate} is no certificate in PEM") == times
+        away.rename(folder.certificate)
+        assert SERVER_DAYS - 1 < days() <= SERVER_DAYS
 
 
 def test_without_a_certificate_there_are_no_days_of_one(state):
