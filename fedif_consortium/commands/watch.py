@@ -24,12 +24,13 @@ def watch(
     web server that you trust serve the file: it says who takes part.
     """
     from fedif_consortium.watch.page import keep_page
+    from fedif_consortium.watch.state import holds_run
     from fedif_flower.errors import ConfigError
     from fedif_flower.run.folder import RunFolder
 
     folder = RunFolder(run_dir)
-    if not any(file.path.is_file() for file in (folder.config, folder.rounds, folder.live)):
-        raise ConfigError(f"{str(run_dir)!r} holds no run: neither config.json nor rounds.csv")
+    if not holds_run(folder):
+        raise ConfigError(f"{str(run_dir)!r} holds no run: neither its config.json nor rounds.csv")
     absolute = run_dir.absolute()  # It has a name, also where RUN_DIR is ".".
     page = to or absolute.parent / f"{absolute.name}-watch.html"
     typer.echo(f"Page: {page.absolute()}")
@@ -44,12 +45,14 @@ def runs(
     """List the runs in a folder: whether each goes on, how far it is and how good."""
     import json
 
+    from fedif_consortium.watch.state import holds_run
     from fedif_flower.errors import ConfigError
+    from fedif_flower.run.folder import RunFolder
     from fedif_flower.tables import ResultTable
 
     rows = []
-    for path, folders, files in os.walk(directory):
-        if "config.json" in files or "rounds.csv" in files:
+    for path, folders, _ in os.walk(directory):
+        if holds_run(RunFolder(Path(path))):
             folders.clear()  # What lies in a run's folder is no other run.
             rows.append({"run": os.path.relpath(path, directory), **_row_of(Path(path))})
     if not rows:

@@ -129,6 +129,21 @@ class Live(BaseModel):
     online: frozenset[int] | None = None
 
 
+def holds_run(folder: RunFolder) -> bool:
+    """Return whether a folder is a run's.
+
+    Other measurements note their settings in ``config.json`` too; a run's have its name.
+    """
+    if folder.rounds.path.is_file() or folder.live.path.is_file():
+        return True
+    if not folder.config.path.is_file():
+        return False
+    try:
+        return "run-name" in folder.config.read()
+    except ConfigError:
+        return True  # Damaged: whoever asks for it is told.
+
+
 class Watched:
     """A run as an operator sees it, at a moment; its tables may be growing.
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.run.config import RunConfig
 from tests.consortium.commands.typed import call
 from tests.consortium.watch.made import client, make_folder
 
@@ -18,6 +19,24 @@ def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="holds no run"):
         call(*words)
+
+
+def test_an_audit_is_no_run(tmp_path):
+    """It notes its settings in a file of the same name."""
+    made = make_folder(tmp_path / "audit")
+    identity = RunConfig.from_run_config(made.config.read()).identity()
+    made.rounds.path.unlink()
+    made.config.write({**identity, "data": "abc"})
+    with pytest.raises(ConfigError, match="holds no run"):
+        call("watch", made.path)
+    with pytest.raises(ConfigError, match="holds no run"):
+        call("runs", tmp_path)
+    # A run that has just begun has nothing but its settings.
+    begun = make_folder(made.path / "begun")
+    for path in begun.path.iterdir():
+        if path != begun.config.path:
+            path.unlink()
+    assert [run["run"] for run in json.loads(call("runs", tmp_path, "--json"))] == ["audit/begun"]
 
 
 def test_runs_are_listed_the_newest_first(tmp_path):
