@@ -146,8 +146,7 @@ def _readable(key: Path) -> str:
 
 def _approved(policy: Path) -> str | Finding:
     """Return how many apps a member's policy lets run; a ConfigError if it cannot be read."""
-    apps = read_member_policy(policy).apps
-    count = len(list(apps.approved.glob("*.fab")))
+    count = len(read_member_policy(policy).apps.digests())
     words = f"approved apps: {count}"
     if count == 0:
         return Finding("app", Status.WARNING, words)

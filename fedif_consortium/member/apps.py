@@ -38,8 +38,9 @@ class AppRules(Settings):
 
     approved: str = setting(
         "approved-apps",
-        "Folder with the bundles that run here; `fedif app approve` writes them. What is put into "
-        "it, or taken out of it, counts from the next message on.",
+        "Folder with the bundles that run here, each called by its digest, `DIGEST.fab`; "
+        "`fedif app approve` writes them. What is put into it, or taken out of it, counts from the "
+        "next message on.",
     )
     signers: str = setting(
         "",
@@ -199,6 +200,12 @@ class MemberApps:
         if len(signers) < self._least_signers:
             return ""
         return f"signed by {', '.join(signers)}"
+
+    def digests(self) -> list[str]:
+        """Return the digests of the bundles that run here, as far as they are known."""
+        names = {path.stem for path in self.approved.glob("*.fab")}
+        names |= {path.name.partition(".")[0] for path in self.signatures.glob("*.sig")}
+        return [digest for digest in sorted(names) if self.approval(digest)]
 
     def approve(self, bundle: AppBundle) -> Path:
         """Let a bundle run; return its file.

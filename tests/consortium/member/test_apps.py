@@ -98,6 +98,18 @@ def test_a_signature_counts_for_its_key_and_its_bundle(member):
     assert member.signers_of(DIGEST) == ["ada"]
 
 
+def test_the_bundles_that_run_are_those_called_by_their_digest_and_those_signed(member):
+    member.approved.mkdir()
+    for name in (f"{OTHER}.fab", "my-app.fab"):
+        (member.approved / name).write_bytes(b"")
+    assert member.digests() == [OTHER]
+    for number, key in enumerate(KEYS.values(), start=1):
+        name, content = sign_bundle(DIGEST, key)
+        (member.signatures / name).write_bytes(content)
+        # Of one of two signers, it does not run.
+        assert member.digests() == sorted([OTHER, DIGEST] if number == 2 else [OTHER])
+
+
 @pytest.mark.usefixtures("member")
 def test_a_key_that_a_signer_had_before_signs_no_app(tmp_path):
     """Whoever has it by now is not a second signer, nor the first one."""
