@@ -29,6 +29,7 @@ from fedif_flower.errors import FedIFError, require
 from fedif_flower.run.logs import show_logs
 
 BUDGET = "FEDIF_REPLY_BUDGET"
+MOST_BUDGET = 10**6  # No limit any more; what it is multiplied by stays a number.
 CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Whose days are among the figures.
 REMOVED = "FEDIF_REMOVED_MEMBERS"  # The list of those who are let in no more.
 UNLISTED = "FEDIF_REMOVED_KEYS"  # Ids of such keys that could not be written into that list.
@@ -43,7 +44,7 @@ def reply_budget(text: str) -> float:
         budget = float(text or 1.0)
     except ValueError:
         budget = 0.0
-    require(budget >= 1, BUDGET, text, "a number >= 1")
+    require(1 <= budget <= MOST_BUDGET, BUDGET, text, f"a number >= 1 and <= {MOST_BUDGET}")
     return budget
 
 

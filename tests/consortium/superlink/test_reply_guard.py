@@ -22,7 +22,9 @@ from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
 from starlette.exceptions import HTTPException
 
+from fedif_consortium.superlink.guarded_superlink import reply_budget
 from fedif_consortium.superlink.reply_guard import SPARE_BYTES, ReplyGuard
+from fedif_flower.errors import ConfigError
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.integration.protocol import packed
 from tests.integration.protocol_attacks import packed_object
@@ -30,6 +32,17 @@ from tests.integration.protocol_attacks import packed_object
 MEMBER, OTHER = 1000, 1001
 TASK = SimpleNamespace(run_id=1)
 GRID = LocalGrid(lambda *_: None, 0)  # Messages need a task that sends them.
+
+
+@pytest.mark.parametrize("text", ["inf", "1e400", "1e308", "nan", "0.5", "-1", "two"])
+def test_a_budget_that_is_no_multiple_is_refused_before_any_reply_is(text):
+    with pytest.raises(ConfigError, match=f"FEDIF_REPLY_BUDGET = '{text}'; allowed: a number >= 1"):
+        reply_budget(text)
+
+
+@pytest.mark.parametrize(("text", "budget"), [("", 1.0), ("1", 1.0), ("2", 2.0), ("1e6", 1e6)])
+def test_a_budget_is_a_multiple_of_the_heaviest_message(text, budget):
+    assert reply_budget(text) == budget
 
 
 class Flower:
