@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -185,12 +185,12 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
 
 
 def _port(options: Sequence[str]) -> int:
-    """Return the port that options of Flower's name; 0: none."""
-    port = 0
-    for option, value in pairwise(options):
-        if option == "--port":  # The last one counts.
-            port = int(value) if value.isdecimal() else 0
-    return port
+    """Return the port that options of Flower's name, in either spelling; 0: none."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--port", default="")
+    known_options, _ = parser.parse_known_args(options)
+    port = str(known_options.port)
+    return int(port) if port.isdecimal() else 0
 
 
 def _require_free(port: int, configuration: Path) -> None:

@@ -105,8 +105,12 @@ def test_a_second_node_of_a_host_is_told_to_have_a_port_of_its_own(node, invitat
         join_as(node.path, invitation, port=port)
         with pytest.raises(ConfigError, match=rf"port = {port} is taken .* set in .*node\.toml"):
             start_node(node, "", [])
-        start_node(node, "", ["--port", str(free_port())])
-    assert len(started) == 1
+        for option in (["--port", str(free_port())], [f"--port={free_port()}"]):
+            start_node(node, "", option)
+        for option in (["--port", str(port)], [f"--port={port}"]):
+            with pytest.raises(ConfigError, match=rf"port = {port} is taken"):
+                start_node(node, "", option)
+    assert len(started) == 2
 
 
 def test_a_key_that_was_lost_is_not_made_anew_beside_its_answer(node, invitation):
