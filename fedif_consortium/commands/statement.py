@@ -290,7 +290,10 @@ def replay(
     replayed = recompute(run_dir, import_from=import_from or ())
     typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")
     typer.echo(f"Weighed again, the same weights: {replayed.weighed} rounds")
-    typer.echo(f"Examined again, the same found: {', '.join(replayed.examined)}")
+    if replayed.examined:
+        typer.echo(f"Examined again, the same found: {', '.join(replayed.examined)}")
+    if replayed.not_examined:
+        typer.echo(f"Not examined by this run: {', '.join(replayed.not_examined)}")
     for words in replayed.not_compared:
         typer.echo(f"Not compared: {words}")
     if replayed.not_recorded:

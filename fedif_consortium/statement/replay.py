@@ -23,7 +23,7 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.round import combine
-from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.config import CreditSettings, RunConfig, ValidationSettings
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import HELD_OUT_KEY, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
@@ -47,15 +47,17 @@ class Replayed(NamedTuple):
     """How many rounds and contributions were recomputed, all columns with the same bits.
 
     ``weighed`` are the rounds whose updates the strategy gave the same weights again. ``examined``
-    are the held-out data, by their keys in ``provenance.json``, in which the same was found again.
-    ``not_compared`` says what of all this was not compared, and why. ``not_recorded`` are
-    columns that the run's version did not write, and so were not compared.
+    are the held-out data, by their keys in ``provenance.json``, in which the same was found again;
+    ``not_examined`` are those that the run had not looked at. ``not_compared`` says what of all
+    this was not compared, and why. ``not_recorded`` are columns that the run's version did not
+    write, and so were not compared.
     """
 
     rounds: int
     contributions: int
     weighed: int = 0
     examined: tuple[str, ...] = ()
+    not_examined: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = ()
     not_recorded: tuple[str, ...] = ()
 
@@ -102,9 +104,14 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         attributed = _attribute(measuring, steps, records, taken_back)
         compared = _compare(records, attributed)
         weighed = weigh_again(records, weighing, steps, taken_back)
+        examined = tuple(key for key, words in not_compared.items() if not words)
+        not_examined: tuple[str, ...] = ()
+        if not loaded.config.section(ValidationSettings).vet:
+            examined, not_examined = (), tuple(not_compared)
         return compared._replace(
             weighed=weighed.rounds,
-            examined=tuple(not_compared),
+            examined=examined,
+            not_examined=not_examined,
             not_compared=tuple(filter(None, [*not_compared.values(), weighed.not_compared])),
         )
 

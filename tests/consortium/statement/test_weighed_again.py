@@ -121,6 +121,7 @@ def test_what_a_strategy_learned_from_updates_that_were_not_kept_is_named(
     assert found.weighed == weighed
     words = "weights after round 2: the strategy learned from round 2, whose updates were not kept"
     assert found.not_compared == ((words,) if strategy == "fedif" else ())
+    assert (found.examined, found.not_examined) == ((), ("held_out",))  # Without validation.vet.
 
 
 def test_weights_of_what_clients_report_are_named(tmp_path):
