@@ -5,7 +5,7 @@ the app replies. Here the member's own file decides
 (:mod:`~fedif_consortium.member.policy`, ``docs/member-policy.md``), before an app starts and before
 a reply leaves (:mod:`~fedif_consortium.member.message_guard`). The guard cannot stop an app that
 runs from reading what its user may read, or from opening connections of its own. systemd can: see
-the unit of ``fedif node join``.
+``deploy/systemd/fedif-node.service``.
 """
 
 from __future__ import annotations
