@@ -501,6 +501,8 @@ class RunningStrategy(FedAvg):
         except StopTraining as stop:
             logger.info("stopped: %s; nobody is asked any more", stop)
             run.is_over = True
+        # Not while the exception is handled: callbacks would take it for an error.
+        if run.is_over:
             self._tell_end(failed=False)
 
     @contextmanager

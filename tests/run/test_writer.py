@@ -339,6 +339,21 @@ def test_seconds_are_those_of_the_run_and_not_of_its_writer(tmp_path, monkeypatc
     assert seconds_of(strategy) == 140.0  # It goes on, and two more rounds follow.
 
 
+def test_a_loop_of_another_s_that_a_callback_stops_ends_in_good_order(tmp_path):
+    class Loop(FedAvg):
+        def start(self, grid, arrays, num_rounds):
+            for number in range(1, num_rounds + 1):
+                messages = self.configure_train(number, arrays, ConfigRecord(), grid)
+                arrays, _ = self.aggregate_train(number, grid.send_and_receive(messages))
+            self.end()
+
+    written(tmp_path, Stops(), kind=Loop, every=5, validation=threshold_validation())
+    assert load(tmp_path).state == "complete"
+    summary = RunFolder(tmp_path).summary.read()
+    assert (summary["rounds"], summary["last_evaluated_round"]) == (2, 2)
+    assert (tmp_path / "model.pt").is_file()
+
+
 def named(grid, node_ids) -> list[ClientNode]:
     return [ClientNode(-1, node_id, name=f"hospital-{node_id}") for node_id in node_ids]
 
