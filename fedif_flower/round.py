@@ -94,8 +94,8 @@ class RoundUpdates:
     unseen : UnseenUpdates, optional
         Where updates are masked; ``client_updates`` is ``[m, 0]`` then.
     factors, buffer_factors : Tensor, optional
-        ``[m]``, float64: by how much each client's update of parameters, and of buffers, is
-        shortened where it is used; ``None``: by nothing.
+        ``[m]``, float64, in [0, 1]: by how much each client's update of parameters, and of
+        buffers, is shortened where it is used; ``None``: by nothing.
     mixing : Tensor, optional
         ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
         ones, at full length; n = m unless they are of groups.
@@ -337,11 +337,18 @@ class Aggregation:
     rescaling: Tensor | None = None
 
     def require_of(self, num_clients: int) -> Aggregation:
-        """Return this, or raise ValuationError where a figure is not one of each client."""
+        """Return this, or raise ValuationError where figures are no tensor, a number a client."""
         for name in ("weights", "scores", "normalized", "weight_scores", "accumulative"):
             figures = getattr(self, name)
-            if figures is not None and len(figures) != num_clients:
-                raise ValuationError(f"{len(figures)} {name} for {num_clients} clients")
+            if figures is None:
+                continue
+            if not isinstance(figures, Tensor):
+                raise ValuationError(f"{name} are a {type(figures).__name__}; allowed: a tensor")
+            if figures.shape != (num_clients,):
+                raise ValuationError(
+                    f"{name} of shape {list(figures.shape)} for {num_clients} clients; allowed: a "
+                    "number for each"
+                )
         return self
 
     @property

@@ -105,7 +105,7 @@ def require_answer(
     if combines_updates:
         shape = updates.squared_norms.shape
         # A rule of somebody else's may have put anything there.
-        if isinstance(answer, Aggregation) and getattr(answer.weights, "shape", None) == shape:
+        if isinstance(answer, Aggregation) and _is_tensor_of(answer.weights, shape):
             if answer.rescaling is not None and not sets_lengths:
                 raise ValuationError(
                     "the rule's weights have a rescaling: its sets_lengths has to say so"
@@ -114,12 +114,18 @@ def require_answer(
         expected = "an Aggregation of weights [m]"
     else:
         shape = updates.global_params.shape
-        if isinstance(answer, Tensor) and answer.shape == shape:
+        if isinstance(answer, Tensor) and _is_tensor_of(answer, shape):
             return answer
         expected = "a step [d]"
     raise ValuationError(
-        f"the rule has to return {expected}, of shape {list(shape)}: its gives_weights says so"
+        f"the rule has to return {expected}, a tensor of shape {list(shape)}: its gives_weights "
+        "says so"
     )
+
+
+def _is_tensor_of(value: object, shape: torch.Size) -> bool:
+    """Return whether a value, which a rule of somebody else's gave, is a tensor of a shape."""
+    return isinstance(value, Tensor) and value.shape == shape
 
 
 def take_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:

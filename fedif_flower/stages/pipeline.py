@@ -114,11 +114,13 @@ class Stages:
         Raises
         ------
         ValuationError
-            If a stage does not say whose work a row is.
+            If a stage returns no round, does not say whose work a row is, or shortens an update by
+            what is no share.
         """
         for stage in self._before:
             version = updates.client_updates._version  # It grows with each change in place.
             staged = stage.before(updates)
+            _require_round(stage, staged)
             in_place = updates.client_updates._version != version
             if in_place or not _says_whose(updates, staged):
                 raise ValuationError(
@@ -212,6 +214,26 @@ class Stages:
             raise CheckpointError(f"stages: {self}; saved: {saved_names}")
         for stage, (_, stage_state) in zip(self, saved, strict=True):
             stage.load_state_dict(stage_state)
+
+
+def _require_round(stage: Stage, staged: object) -> None:
+    """Raise ValuationError unless a stage returned a round whose factors shorten updates."""
+    name = type(stage).__name__
+    if not isinstance(staged, RoundUpdates):
+        raise ValuationError(
+            f"stage {name}: before returns {type(staged).__name__}; allowed: RoundUpdates"
+        )
+    for kind in ("factors", "buffer_factors"):
+        factors = getattr(staged, kind)
+        if factors is None:
+            continue
+        is_of_each = isinstance(factors, Tensor) and factors.shape == (staged.num_clients,)
+        if not is_of_each or not bool(((factors >= 0) & (factors <= 1)).all()):
+            shown = factors.tolist() if isinstance(factors, Tensor) else factors
+            raise ValuationError(
+                f"stage {name}: {kind} = {shown}; allowed: a tensor with a share in [0, 1] for "
+                f"each of {staged.num_clients} updates"
+            )
 
 
 def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:

@@ -239,15 +239,20 @@ def finite_scores(valuation: Valuation, updates: RoundUpdates) -> Scores:
     Raises
     ------
     ValuationError
-        If they are not one of each client, or none is finite.
+        If they are no scores, not one of each client, or none is finite.
     """
     scores = valuation.score(updates)
+    name = type(valuation).__name__
+    if not isinstance(scores, Scores):
+        raise ValuationError(
+            f"{name}.score returns {type(scores).__name__}; allowed: Scores, as Scores(values)"
+        )
     num_clients = updates.num_clients
-    values = torch.as_tensor(scores.values, dtype=torch.float64)
+    values = torch.as_tensor(scores.values, dtype=torch.float64).detach()
     finite = values.isfinite()
     if values.shape != (num_clients,) or not bool(finite.any()):
         words = f"the scores {values.tolist()}; expected a number for each of {num_clients} clients"
-        raise ValuationError(f"{type(valuation).__name__} gives {words}")
+        raise ValuationError(f"{name} gives {words}")
     # A client can make its own score no number: others keep theirs.
     return replace(scores, values=values.where(finite, values[finite].min()))
 

@@ -24,7 +24,7 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM, LossBound, MaxLength, Stage, Stages
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg
 from fedif_flower.strategies.config import configured_stages
-from fedif_flower.valuation import Scores
+from fedif_flower.valuation import InfluenceValuation, Scores
 from tests.rounds import a_round
 from tests.server.hostile import Clients, reply_of
 from tests.strategies.lines import (
@@ -33,6 +33,7 @@ from tests.strategies.lines import (
     Movers,
     Shifted,
     attributed,
+    bowl,
     column,
     play,
     point,
@@ -236,13 +237,37 @@ def uneven(updates):
     return Aggregation(torch.ones(5) / 5, scores=torch.ones(3))
 
 
+def listed(updates):
+    return Aggregation(torch.ones(5) / 5, scores=[1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+def in_numpy(updates):
+    return Aggregation(np.full(5, 0.2))
+
+
+class Unwrapped(InfluenceValuation):
+    """Returns the values of its scores alone."""
+
+    def score(self, updates):
+        return super().score(updates).values
+
+
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        (RobustRule(gives(lambda _: torch.ones(2, 1), weights=False), **BASE), "a step [d], of"),
-        (RobustRule(gives(lambda _: torch.ones(()), weights=False), **BASE), "a step [d], of"),
+        (
+            RobustRule(gives(lambda _: torch.ones(2, 1), weights=False), **BASE),
+            "a step [d], a tensor of",
+        ),
+        (
+            RobustRule(gives(lambda _: torch.ones(()), weights=False), **BASE),
+            "a step [d], a tensor of",
+        ),
         (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
-        (RobustRule(gives(uneven, weights=True), **BASE), "3 scores for 5 clients"),
+        (RobustRule(gives(uneven, weights=True), **BASE), "scores of shape [3] for 5 clients"),
+        (RobustRule(gives(listed, weights=True), **BASE), "scores are a list; allowed: a tensor"),
+        (RobustRule(gives(in_numpy, weights=True), **BASE), "weights [m], a tensor of shape [5]"),
+        (ScoredStrategy(Unwrapped(bowl()), **BASE), "Unwrapped.score returns Tensor; allo"),
     ],
 )
 def test_an_answer_of_another_shape_fails_the_round_and_is_told(strategy, reason):
@@ -318,6 +343,29 @@ def test_a_stage_that_does_not_say_whose_a_row_is_fails_the_round(way, reason):
     assert report.reason.startswith("stage Means ")
     assert reason in report.reason
     assert strategy.model.vectors.params.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        (lambda updates: None, "stage Own: before returns NoneType; allowed: RoundUpdates"),
+        (lambda updates: replace(updates, factors=0.5), "stage Own: factors = 0.5; allowed: a te"),
+        (lambda updates: replace(updates, factors=torch.ones(4)), "for each of 5 updates"),
+        (lambda updates: replace(updates, factors=torch.full((5,), 2.0)), "a share in [0, 1]"),
+        (
+            lambda updates: replace(updates, buffer_factors=torch.full((5,), math.nan)),
+            "stage Own: buffer_factors = [nan, nan, nan, nan, nan]; allowed",
+        ),
+    ],
+)
+def test_a_stage_that_returns_no_round_or_shortens_by_no_share_is_named(way, reason):
+    class Own(Stage):
+        def before(self, updates):
+            return way(updates)
+
+    strategy = RobustRule(Median(), stages=[Own()], **BASE)
+    strategy.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    assert reason in strategy.history.rounds[0].reason
 
 
 @pytest.mark.parametrize("combines_updates", [True, False])
