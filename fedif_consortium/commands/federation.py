@@ -106,7 +106,7 @@ def remove_member(
 
     federation = _folder(folder)
     members.remove(federation, name, server.flower_of(federation))
-    if erase:
+    if erase:  # Not before the list has its key, by which a backup of it would be refused.
         members.erase(federation, name)
     members.tell_what_stays(federation, name)
 

@@ -132,7 +132,8 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
     FlowerCommandError
         If the SuperLink does not do it.
     StorageError
-        If the list of removed members cannot be written: the registration is ended all the same.
+        If the list of removed members cannot be written: the registration is ended all the same,
+        and the same call once more adds it to the list. Its key stays until then.
     """
     with exclusive_lock(folder.lock):
         members = folder.members()

@@ -422,6 +422,25 @@ def test_a_list_that_cannot_be_written_gets_an_earlier_key_later(folder, tmp_pat
     assert removed_keys(folder.removals) == {key_id(old)}
 
 
+def test_a_removal_that_could_not_be_listed_is_listed_by_the_same_call_once_more(
+    folder, answer, registry, monkeypatch
+):
+    add(folder, answer, registry)
+
+    def read_only(*_: object) -> None:
+        raise StorageError("read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "note_removal", read_only)
+        with pytest.raises(StorageError):
+            remove(folder, "hospital-a", registry)
+    assert registry.ended == {"1000"}
+    key = read_members(folder.path / "members")["hospital-a"]
+    remove(folder, "hospital-a", registry)
+    erase(folder, "hospital-a")
+    assert removed_keys(folder.removals) == {key_id(key)}
+
+
 def test_keys_that_cannot_be_listed_are_let_in_no_more_all_the_same(folder, tmp_path, monkeypatch):
     """A lost list that cannot be made again: what the folder knows of it is the SuperLink's."""
     registered = Registered(folder)
