@@ -56,9 +56,12 @@ def read_batches(
         yield from _split(as_tensors(examples), batch_size, generator)
         return
     if targets is not None:
+        brings = ""
+        if isinstance(inputs, Dataset | DataLoader):
+            brings = ", which brings its own targets"
         raise ValuationError(
-            f"inputs is {describe(inputs)}, which brings its own targets; allowed beside targets: "
-            "tensors"
+            f"inputs is {describe(inputs)}{brings}; allowed beside targets: tensors or NumPy "
+            "arrays, as to_numpy() of a DataFrame gives them"
         )
     if _holds_examples(inputs):
         # A stream comes in an order of its own; it need not have a length.

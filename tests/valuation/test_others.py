@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,9 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
         (LINEAR, (EXAMPLES,), BOTH, "one of them"),
         (LINEAR, GIVEN, {"score": lambda o, t: "good"}, "the score cannot be taken"),
         (LINEAR, GIVEN, {"score": lambda o, t: o}, "the score .*expected a number"),
-        (LINEAR, ([1.0, 2.0], LABELS), {}, "inputs is list .*own targets; allowed beside"),
+        (LINEAR, ([1.0, 2.0], LABELS), {}, r"is list \(float, float\); allowed .*NumPy arrays, as"),
+        (LINEAR, (pd.DataFrame(ROWS.numpy()), LABELS), {}, "is DataFrame; .*NumPy arrays, as to_"),
+        (LINEAR, (TensorDataset(*GIVEN), LABELS), {}, "TensorDataset, which brings its own"),
         (LINEAR, (iter([]),), {}, "empty"),
         (LINEAR, (ROWS, LABELS[:3]), {}, "one number of examples"),
         (LINEAR, GIVEN, {"batch_size": -1}, "batch_size is -1"),
