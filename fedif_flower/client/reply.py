@@ -24,6 +24,7 @@ from fedif_flower.attacks import (
     require_data_fit,
     require_fit,
 )
+from fedif_flower.attacks.returned import require_examples, require_rows, require_vector
 from fedif_flower.client.held_out import warn_of_classes
 from fedif_flower.client.training import train_task
 from fedif_flower.client.trust import agreed, client_site
@@ -210,6 +211,7 @@ def _poison_model(
         memory=memory,
     )
     poisoned = acting.poison_update(client_round)
+    require_vector(acting, poisoned, trained)
     sent = poisoned.to(trained)
     if not acting.sends_buffers:
         load_arrays(model, arrays)
@@ -293,13 +295,17 @@ def poisoned_data(
     require_data_fit(acting, task, inputs, targets)
     classes = task.num_classes or 0
     targets = acting.poison_labels(targets, classes, torch_generator("poison-labels", *ids))
+    require_rows(acting, "poison_labels", targets, len(inputs))
     targets = targets.to(device)
     scaled, transform = task.in_unit_range(inputs.to(device))
-    scaled, targets = acting.poison_examples(
+    examples = acting.poison_examples(
         scaled, targets, classes, torch_generator("poison-examples", *ids)
     )
+    require_examples(acting, examples)
+    scaled, targets = examples
     generator = torch_generator("poison-inputs", *ids, server_round)
     poisoned = acting.poison_inputs(model, scaled, targets, transform, generator)
+    require_rows(acting, "poison_inputs", poisoned, len(targets))
     return transform(poisoned), targets
 
 

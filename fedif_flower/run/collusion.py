@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedif_flower.attacks import Colluder, build_behaviour
 from fedif_flower.attacks.registry import needs_collusion
+from fedif_flower.attacks.returned import require_updates
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY, COLLUSION_KEY, ROUND_KEY
@@ -199,11 +200,7 @@ class ColludingGrid(ForwardingGrid):
         server_round = cast(int, config[ROUND_KEY])
         honest = torch.stack(updates)  # [k, d]
         agreed = self._agreement.collude(received.params, honest, server_round, partition_id)
-        if agreed.shape != honest.shape:
-            raise ValueError(
-                f"attack {self._agreement.config.attack!r} must return updates of shape "
-                f"{list(honest.shape)}, not {list(agreed.shape)}"
-            )
+        require_updates(self._agreement.config.attack, agreed, honest)
         for (reply, buffers, counters), update in zip(usable, agreed, strict=True):
             params = received.params + update.to(received.params)
             reply.content["arrays"] = layout.to_arrays(ModelVectors(params, buffers, counters))

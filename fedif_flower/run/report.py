@@ -56,6 +56,9 @@ def write_report(
     bound = bound_in_words(run.attributed[0])
     if bound:
         lines += [*wrap(bound, 100), ""]
+    missing = _missing_attacks(run)
+    if missing:
+        lines += [*wrap(missing, 100), ""]
     for remark in summary.get("data_remarks", ()):
         lines += [*wrap(f"Data, {remark}.", 100), ""]
     if _has_losses(rounds):
@@ -67,6 +70,19 @@ def write_report(
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
     lines += _completeness(run.completeness, is_finished=is_finished)
     write_atomically(run.folder.report, "\n".join(lines) + "\n")
+
+
+def _missing_attacks(run: Run) -> str:
+    """Return how many replies of malicious clients were errors, in words; empty: none was."""
+    statuses = [line["status"] for line in run.lines_of_complete_rounds() if line["malicious"]]
+    num_failed = statuses.count("failed")
+    if not num_failed:
+        return ""
+    times = "once" if num_failed == 1 else f"{num_failed} times"
+    return (
+        f"Malicious clients answered {times} by an error, which {run.folder.clients.path.name} "
+        "names: there these figures are without their attack."
+    )
 
 
 def _has_losses(rounds: Iterable[Line]) -> bool:

@@ -86,8 +86,8 @@ def normed() -> nn.Sequential:
     return nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
 
 
-def sent_by(attack: str, received: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return what a client with batch norm sends, of two steps."""
+def reply_of(attack: str, received: dict[str, Tensor]) -> Message:
+    """Return the reply of a client with batch norm, of two steps."""
 
     def four(site):
         return torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 1])
@@ -108,7 +108,44 @@ def sent_by(attack: str, received: dict[str, Tensor]) -> dict[str, Tensor]:
     content = RecordDict({"arrays": tensor_arrays(received), "config": told})
     question = Message(content, FIRST_NODE_ID, MessageType.TRAIN)
     (reply,) = LocalGrid(task_app(task), 1).send_and_receive([question])
-    return reply.content["arrays"].to_torch_state_dict()
+    return reply
+
+
+def sent_by(attack: str, received: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the arrays that it sends."""
+    return reply_of(attack, received).content["arrays"].to_torch_state_dict()
+
+
+class InPlace(Behaviour):
+    """It changes what it was given, and returns nothing."""
+
+    def poison_update(self, own):
+        own.trained.neg_()
+
+
+class AsArray(Behaviour):
+    def poison_update(self, own):
+        return own.trained.numpy()
+
+
+class Short(Behaviour):
+    def poison_update(self, own):
+        return own.trained[:-1]
+
+
+@pytest.mark.parametrize(
+    ("attack", "what"),
+    [
+        ("InPlace", "NoneType"),
+        ("AsArray", "NumPy array float32 [6]"),
+        ("Short", "float32 [5]"),
+    ],
+)
+def test_an_attack_that_sends_no_vector_of_the_model_s_length_is_named(attack, what):
+    # Two numbers of the batch norm, and a layer from one number to two.
+    reply = reply_of(f"{__name__}:{attack}", normed().state_dict())
+    words = f"attack {attack}: poison_update must return a vector of shape [6], not {what}"
+    assert words in reply.error.reason
 
 
 @pytest.mark.parametrize("attack", ["free-rider", "free-rider-step", "free-rider-noise"])

@@ -7,6 +7,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import Tensor
 
 from fedif_flower.attacks import ATTACKS, Colluder
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
 from fedif_flower.run.collusion import Agreement, ColludingGrid
@@ -124,3 +125,29 @@ def test_a_number_of_numpy_s_is_not_kept(monkeypatch):
     agreement = Agreement(ClientConfig(attack="average", num_clients=4))
     agreement.collude(torch.zeros(2), torch.zeros(1, 2), 1, 0)
     assert agreement.memory(1) == {"met": 1}
+
+
+class Handing(Colluder):
+    """Hands back what it was made for."""
+
+    answer: object = None
+
+    def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, "NoneType"),
+        (np.zeros((2, 2)), r"NumPy array float64 \[2, 2\]"),
+        (torch.zeros(2), r"float32 \[2\]"),
+    ],
+    ids=["nothing", "an array", "one for all"],
+)
+def test_what_accomplices_agree_on_are_as_many_updates(answer, words, monkeypatch):
+    monkeypatch.setattr(Handing, "answer", answer)
+    monkeypatch.setattr(ATTACKS, "built_in", {**ATTACKS.built_in, "swap": Handing})
+    words = rf"attack 'swap' must return updates of shape \[2, 2\], not {words}"
+    with pytest.raises(ConfigError, match=words):
+        exchange(worth)

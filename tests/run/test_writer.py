@@ -74,6 +74,31 @@ def test_rounds_clients_and_a_report(tmp_path, pictures):
         assert f"({picture})" in report
 
 
+def test_a_report_says_where_an_error_stood_in_for_an_attack(tmp_path):
+    honest = Movers([[1.0], [-1.0], [2.0]])
+
+    def client(message, context):
+        if context.node_config["partition-id"] == 1:
+            raise ValueError("it fails")
+        return honest(message, context)
+
+    for name, attacker, num_rounds, words in (
+        ("once", 1001, 1, "Malicious clients answered once by an error, which clients.csv names"),
+        ("twice", 1001, 2, "Malicious clients answered 2 times by an error"),
+        ("honest", 1000, 1, ""),  # Another client's error leaves the attack in the figures.
+    ):
+        folder = tmp_path / name
+        marked = partial(has_id, attacker)
+        written(folder, clients=client, num_rounds=num_rounds, is_malicious=marked)
+        report = " ".join((folder / "report.md").read_text().split())
+        assert words in report
+        assert ("by an error" in report) == bool(words)
+
+
+def has_id(client_id: int, node: ClientNode) -> bool:
+    return node.client_id == client_id
+
+
 def test_two_writers_at_once_in_a_directory_are_refused(tmp_path):
     level = logging.getLogger("flwr").level
     with pytest.raises(StorageError, match=r"in use by process .* a directory of its own"):

@@ -205,6 +205,43 @@ def test_an_attack_on_labels_needs_them_as_tensors_and_one_on_data_takes_any():
         poisoned_data(task(num_classes=2), model, [1, 2], LabelNoise(0.5), *ids)
 
 
+class NoLabels(Behaviour):
+    def poison_labels(self, labels, num_classes, generator):
+        labels.zero_()
+
+
+class OneLabel(Behaviour):
+    def poison_labels(self, labels, num_classes, generator):
+        return labels[0]
+
+
+class FewInputs(Behaviour):
+    def poison_inputs(self, model, pixels, labels, normalize, generator):
+        return pixels[1:]
+
+
+class InputsAlone(Behaviour):
+    def poison_examples(self, pixels, labels, num_classes, generator):
+        return pixels
+
+
+@pytest.mark.parametrize(
+    ("acting", "words"),
+    [
+        (NoLabels(), "poison_labels must return a tensor of 3 examples, not NoneType"),
+        (OneLabel(), r"poison_labels must return a tensor of 3 examples, not int64 \[\]"),
+        (FewInputs(), r"poison_inputs must return a tensor of 3 examples, not float32 \[2, 1\]"),
+        (InputsAlone(), r"poison_examples must return inputs and labels .* float32 \[3, 1\]"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Behaviour) else "",
+)
+def test_a_hook_that_returns_no_such_examples_is_named(acting, words):
+    own = task(num_classes=2, input_range=(0.0, 1.0))
+    data = torch.rand(3, 1), torch.tensor([0, 1, 0])
+    with pytest.raises(ConfigError, match=f"attack {type(acting).__name__}: {words}"):
+        poisoned_data(own, nn.Linear(1, 2), data, acting, (0, 0), 1)
+
+
 # -- models
 
 
