@@ -27,6 +27,7 @@ from fedif_flower.tasks.batches import (
     to_device,
 )
 from fedif_flower.tasks.config import Precision, TrainingConfig
+from fedif_flower.tasks.dtypes import naming_dtypes
 from fedif_flower.tasks.modules import (
     image_format,
     keep_freed_memory,
@@ -307,7 +308,7 @@ def train_on(
             examples = 0.0
             losses: list[Tensor] = []
             for batch in source.epoch(generator):
-                with _arithmetic(config.precision, device):
+                with naming_dtypes(model, batch), _arithmetic(config.precision, device):
                     loss, size = source.loss(model, batch)
                     if not size.weight:
                         continue

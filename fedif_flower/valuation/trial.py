@@ -114,7 +114,7 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
 
     fastest = fastest_memory_format(model.module, attempt)
     batch = _formatted(first, fastest)
-    with named(f"{objective.call} fails on validation batch 1", batch):
+    with named(f"{objective.call} fails on validation batch 1", batch, model.module):
         require_classes(model.module, objective, batch)
         by_parameter = gradients(model, objective, batch)
         if all(gradient is None for gradient in by_parameter):
@@ -151,7 +151,7 @@ def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> l
     batches = []
     skipped = 0
     for number, content in enumerate(contents, 1):
-        with named(f"{objective.call} fails on validation batch {number}", content):
+        with named(f"{objective.call} fails on validation batch {number}", content, model):
             batch = objective.sized(model, content, tried=False)
         if batch.size:
             batches.append(batch._replace(skipped=skipped))

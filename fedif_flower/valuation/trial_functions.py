@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.batches import describe, join, num_rows, take_rows
+from fedif_flower.tasks.dtypes import dtype_misfit
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
 from fedif_flower.valuation.parts import draw_batches
@@ -22,16 +23,21 @@ _FAR = 0.01  # What a GPU's faster arithmetic rounds is less, as a share of the 
 
 
 @contextmanager
-def named(failure: str, batch: Any) -> Iterator[None]:
-    """Turn whatever a user's functions raise on a batch into one sentence about the failure."""
+def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[None]:
+    """Turn whatever a user's functions raise on a batch into one sentence about the failure.
+
+    With a ``model`` it says, too, where the batch is of another floating-point type.
+    """
     try:
         yield
     except (ConfigError, ValuationError):
         raise
     except Exception as error:
-        raise ValuationError(
-            f"{failure}, {describe(batch)}: {type(error).__name__}: {error}"
-        ) from error
+        words = f"{failure}, {describe(batch)}: {type(error).__name__}: {error}"
+        misfit = "" if model is None else dtype_misfit(model, batch)
+        if misfit:
+            words += f"; {misfit}"
+        raise ValuationError(words) from error
 
 
 class Sized(NamedTuple):

@@ -422,6 +422,15 @@ def test_loss_and_examples_are_those_of_all_data_however_they_are_held(
     assert found.num_examples == num_examples
 
 
+@pytest.mark.parametrize("held_as", [as_tensors, as_dataset, as_batches])
+def test_data_of_another_floating_point_type_than_the_model_s_are_named(held_as):
+    rows, targets = line(0, 4)
+    data = held_as(rows.double(), targets)
+    words = "^RuntimeError: .*; the data are float64, the model is float32: convert the data to fl"
+    with pytest.raises(DataError, match=words):
+        train_task(regression(), nn.Linear(2, 1), data, CONFIG, generator())
+
+
 def test_a_run_finds_what_it_left_and_no_other_does():
     state = RecordDict()
     with node_memory(state, "attack", "a") as memory:

@@ -64,6 +64,7 @@ def every(outputs, targets):
 
 LINEAR, GIVEN = nn.Linear(3, 2), (ROWS, LABELS)
 MIXED = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, dtype=torch.float64))
+OTHER_TYPE = "the data are float64, the model is float32: convert the data to float32$"
 BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
 
 
@@ -72,6 +73,8 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
     [
         (LINEAR, (EXAMPLES,), {}, r"\{'img': .*expected \(inputs, targets\).*batch_loss"),
         (nn.Linear(4, 2), GIVEN, {}, r"float32 \[2, 3\].*RuntimeError: "),
+        (LINEAR, (ROWS.double().numpy(), LABELS), {}, OTHER_TYPE),
+        (LINEAR, ([GIVEN, (ROWS.double(), LABELS)],), {}, f"batch 2, .*{OTHER_TYPE}"),
         (LINEAR, GIVEN, {"loss_fn": every}, r"float32 \[2\]; expected a scalar"),
         (Detached(3, 2), GIVEN, {}, "does not depend on a trainable parameter"),
         (nn.Linear(3, 2).requires_grad_(False), GIVEN, {}, "nothing to train"),

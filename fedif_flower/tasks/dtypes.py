@@ -1,0 +1,48 @@
+"""Data of another floating-point type than the model's: torch's own words do not name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedif_flower.errors import DataError
+from fedif_flower.tasks.batches import tensors_of
+
+
+def dtype_misfit(model: nn.Module, batch: Any) -> str:
+    """Return that a batch's floats are of no type that the model has, in words; empty: they are."""
+    of_model = _float_names(model.parameters())
+    of_data = _float_names(tensors_of(batch))
+    others = of_data - of_model
+    if not of_model or not others:
+        return ""
+    given = " and ".join(sorted(others))
+    allowed = " or ".join(sorted(of_model))
+    return f"the data are {given}, the model is {allowed}: convert the data to {allowed}"
+
+
+def _float_names(tensors: Iterable[Tensor]) -> set[str]:
+    """Return the names of the floating-point types among tensors."""
+    types = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    return {str(dtype).removeprefix("torch.") for dtype in types}
+
+
+@contextmanager
+def naming_dtypes(model: nn.Module, batch: Any) -> Iterator[None]:
+    """Let an error of torch's name the floating-point types of batch and model if they differ.
+
+    Raises
+    ------
+    DataError
+        In place of a RuntimeError, where they do.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        misfit = dtype_misfit(model, batch)
+        if not misfit:
+            raise
+        raise DataError(f"{type(error).__name__}: {error}; {misfit}") from error
