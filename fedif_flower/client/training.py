@@ -186,10 +186,13 @@ class BatchesAsTheyCome:
 
         Raises
         ------
+        ValuationError
+            If the model takes the batch for an example.
         DataError
             If the loss is no scalar.
         """
         content, _ = batch
+        self._objective.check_with(model, content)
         with _sparing_if_single(model, num_rows(content)):
             loss, size = self._objective.loss_and_size(model, *batch)
         if loss.dim():

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.batches import class_labels, describe, num_examples, tensors_of
+from fedif_flower.tasks.modules import module_mode
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 
@@ -204,6 +205,9 @@ class Objective:
     def check(self, batch: Any) -> None:
         """Accept everything: only ``batch_loss`` knows what a batch is."""
 
+    def check_with(self, model: nn.Module, batch: Any) -> None:
+        """Accept everything: only ``batch_loss`` knows what a batch is."""
+
     def known_size(self, batch: Any) -> BatchSize | None:  # noqa: ARG002
         """Return nothing: ``batch_loss`` tells it with the loss."""
         return None
@@ -296,11 +300,17 @@ class PairObjective(Objective):
                 "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
             )
         if not _has_examples(batch[-1]):
-            raise ValuationError(
-                f"a batch is {describe(batch)}, which is a single example: its targets have no "
-                "first dimension; allowed: batches, such as a DataLoader with a batch_size makes "
-                "of a list of examples"
-            )
+            raise _single_example(batch, "its targets have no first dimension")
+
+    def check_with(self, model: nn.Module, batch: Any) -> None:
+        """Raise ValuationError if a model takes the batch for an example, as of a list of these.
+
+        Batches may be laid out in any way. So one is refused only where its inputs are a vector
+        ``[f]`` of floats, of another length than its targets and outputs, and the model gives for
+        two of them, ``[2, f]``, twice what it gives for them.
+        """
+        if _is_of_two_lengths(batch) and _takes_two(model, batch[0]):
+            raise _single_example(batch, "the model takes two of its inputs for two examples")
 
     def known_size(self, batch: Any) -> BatchSize:
         """Return the number of targets that are not ignored, and the sum of their weights."""
@@ -456,6 +466,42 @@ def as_figure(value: Any) -> Tensor:
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return torch.as_tensor(value)
+
+
+def _single_example(batch: Any, why: str) -> ValuationError:
+    """Return the error that a batch is an example."""
+    return ValuationError(
+        f"a batch is {describe(batch)}, which is a single example: {why}; allowed: batches, such "
+        "as a DataLoader with a batch_size makes of a list of examples"
+    )
+
+
+def _is_of_two_lengths(batch: Any) -> bool:
+    """Tell whether a batch is a vector ``[f]`` of floats, and a tensor of another length."""
+    if len(batch) != 2:
+        return False
+    inputs, targets = batch
+    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
+        return False
+    is_vector = inputs.dim() == 1 and inputs.is_floating_point()
+    return is_vector and targets.dim() > 0 and len(targets) != len(inputs)
+
+
+def _takes_two(model: nn.Module, inputs: Tensor) -> bool:
+    """Tell whether a model's output for ``[2, f]`` is two of its output for ``[f]``.
+
+    It is not if each of the f numbers has an output of its own.
+    """
+    try:
+        with module_mode(model, training=False), torch.no_grad():
+            output = model(inputs)
+            outputs = model(torch.stack((inputs, inputs)))
+    except Exception:  # Out of the user's own model, which takes one of the two alone.
+        return False
+    if not isinstance(output, Tensor) or not isinstance(outputs, Tensor):
+        return False
+    is_by_number = output.dim() > 0 and len(output) == len(inputs)
+    return not is_by_number and outputs.shape == (2, *output.shape)
 
 
 def _has_examples(targets: Any) -> bool:

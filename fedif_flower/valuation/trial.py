@@ -78,6 +78,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         raise ValuationError("the validation set is empty")
     objective.check(first)
     with own_randomness(0, device):
+        objective.check_with(model.module, first)
         batch, fastest = _fit(model, objective, first)
         metrics = objective.metrics
         if "accuracy" in metrics and not _has_accuracy(model.module, objective, batch):

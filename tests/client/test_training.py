@@ -19,7 +19,7 @@ from fedif_flower.client.training import (
     train_on,
     train_task,
 )
-from fedif_flower.errors import ConfigError, DataError
+from fedif_flower.errors import ConfigError, DataError, ValuationError
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import build_model
 from fedif_flower.valuation.objective import objective_of
@@ -429,6 +429,16 @@ def test_data_of_another_floating_point_type_than_the_model_s_are_named(held_as)
     words = "^RuntimeError: .*; the data are float64, the model is float32: convert the data to fl"
     with pytest.raises(DataError, match=words):
         train_task(regression(), nn.Linear(2, 1), data, CONFIG, generator())
+
+
+def test_a_list_of_examples_is_no_list_of_batches():
+    rows, targets = line(0, 4)
+    pairs = list(zip(rows, targets, strict=True))
+    model = nn.Linear(2, 1)
+    with pytest.raises(ValuationError, match=r"a batch is tuple .* which is a single example: the"):
+        train_task(regression(), model, pairs, CONFIG, generator())
+    by_ones = DataLoader(pairs, batch_size=1)
+    assert train_task(regression(), model, by_ones, CONFIG, generator()).num_examples == 4
 
 
 def test_a_run_finds_what_it_left_and_no_other_does():

@@ -64,6 +64,7 @@ def every(outputs, targets):
 
 LINEAR, GIVEN = nn.Linear(3, 2), (ROWS, LABELS)
 MIXED = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, dtype=torch.float64))
+MEAN_SQUARE = {"loss_fn": functional.mse_loss}
 OTHER_TYPE = "the data are float64, the model is float32: convert the data to float32$"
 BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
 
@@ -101,12 +102,55 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
         ),
         (LINEAR, (torch.cat([ROWS, ROWS / 0]), torch.cat([LABELS, LABELS])), {}, "gives NaN"),
         (LINEAR, (PAIRS,), {}, r"which is a single example.*with a batch_size"),
+        # As many targets as outputs, but not as inputs.
+        (LINEAR, ([(ROWS[0], torch.ones(2))],), MEAN_SQUARE, "single example: the model takes two"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_does_not_fit_is_said_at_construction(model, data, settings, message):
     with pytest.raises(ValuationError, match=f"(?s){message}"):
         Validation(model, *data, **ON_CPU | settings)
+
+
+class InThrees(nn.Linear):
+    """Takes examples of three numbers one behind the other, ``[3 n]``."""
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return super().forward(numbers.view(-1, 3))
+
+
+class StepsFirst(nn.Module):
+    """Takes sequences ``[steps, n, 3]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(3, 2)
+
+    def forward(self, sequences: Tensor) -> Tensor:
+        return self.layers(sequences)[0][-1]
+
+
+def flat_square(outputs, targets):
+    return functional.mse_loss(outputs.flatten(), targets)
+
+
+EACH = nn.Sequential(nn.Unflatten(-1, (-1, 1)), nn.Linear(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "loss_fn"),
+    [
+        (InThrees(3, 2), (ROWS.flatten(), LABELS), None),
+        (StepsFirst(), (torch.stack([ROWS, ROWS]), LABELS), None),
+        (nn.Sequential(nn.Flatten(0, 1), LINEAR), (ROWS[None], LABELS), None),
+        (EACH, (ROWS[:, 0], LABELS), None),
+        (EACH, (ROWS[:, 0], torch.ones(10)), flat_square),
+    ],
+    ids=["flat", "steps first", "tokens", "numbers", "two targets a number"],
+)
+def test_batches_may_be_laid_out_in_any_way(model, batch, loss_fn):
+    validation = Validation(model, [batch], loss_fn=loss_fn, device="cpu")
+    assert validation.num_examples == len(batch[1])
 
 
 def test_a_measure_of_a_name_that_is_taken_is_refused():
