@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from fedif_consortium.extra import what_it_needs
 from fedif_flower.errors import ConfigError
-from fedif_flower.run.config import OFF
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Scalar
 
@@ -24,11 +23,11 @@ class LeftOut(RunPart):
         Raises
         ------
         ConfigError
-            If a key of theirs is set; ``flwr run`` sends all of them along, with their defaults.
+            If a key of theirs is set; what ``flwr run`` sends along without need is not here.
         """
         for key, value in values.items():
             section = key.partition(".")[0]
-            if section in SECTIONS and value not in OFF:
+            if section in SECTIONS:
                 raise ConfigError(what_it_needs(f"{key} = {value!r}"))
         return {}
 

@@ -50,7 +50,7 @@ settings = {"dataset": "digits", "num-clients": 3, "num-server-rounds": 1, "frac
 config = RunConfig.from_run_config({**settings, "output-dir": sys.argv[1]})
 assert (run_federation(LocalGrid(client, 3), config) / "summary.json").is_file()
 try:
-    RunConfig.from_run_config({**settings, "masking.mode": "off", "masking.keeper": "x"})
+    RunConfig.from_flower({**settings, "masking.mode": "off", "masking.keeper": "x"})
 except Exception as error:
     print(error)
 """
@@ -83,7 +83,7 @@ def without_extra(monkeypatch):
 def test_a_run_without_the_extra_says_so_in_one_line(without_extra, tmp_path, caplog):
     caplog.set_level(logging.INFO, "fedif_consortium")
     told = {**FLWR_RUN, **SETTINGS, "output-dir": str(tmp_path)}
-    config = RunConfig.from_run_config(told, parts.server_parts())
+    config = RunConfig.from_flower(told, parts.server_parts())
     grid = LocalGrid(task_app(parts=parts.client_parts()), 3)
     run_dir = run_federation(grid, config, parts=parts.server_parts())
     assert RunFolder(run_dir).is_complete()
@@ -102,6 +102,7 @@ def test_what_is_left_out_are_the_sections_of_the_consortium():
     ("key", "value"),
     [
         ("masking.mode", "trial"),
+        ("masking.mode", "off"),
         ("evidence.receipts", True),
         ("gradients.publish", True),
         ("metrics.port", 9100),

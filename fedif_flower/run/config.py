@@ -243,11 +243,45 @@ class RunConfig(ClientConfig, StrategyConfig):
         if parts is not None:
             sections = [part.settings for part in parts if part.settings]
         config = cls(sections=sections, **values)  # type: ignore[call-arg]
-        config._require_own_settings(run_config)
         for part in parts or ():
             part.fits(config)
         if config.run_name == AUTO:
             return config.replace(run_name=config.auto_name)
+        return config
+
+    @classmethod
+    def from_flower(
+        cls, run_config: Mapping[str, Scalar], parts: Sequence[ConfiguredPart] | None = None
+    ) -> Self:
+        """Parse the run config that a ServerApp is handed: all keys that its app lists.
+
+        Flower takes no others on its command line. So a key of a part that is not there may be
+        nobody's wish: it is passed over where its value is off. What ``own-settings`` holds was
+        written down.
+
+        Parameters
+        ----------
+        run_config, parts
+            As :meth:`from_run_config` takes them.
+
+        Raises
+        ------
+        ConfigError
+            Naming the key, its value and what is allowed.
+        """
+        sections = _named_sections(run_config, parts or ())
+        sections |= {kind.section_name() for kind in OWN_SECTIONS}
+        for registry in cls.registries.values():
+            sections |= set(registry.built_in)
+        off = []
+        for key, value in run_config.items():
+            section, dot, _ = key.partition(".")
+            if dot and section not in sections and value in OFF:
+                off.append(key)
+        wanted = {key: value for key, value in run_config.items() if key not in off}
+        config = cls.from_run_config(wanted, parts)
+        for key in off:
+            config._refuse_slip(key)
         return config
 
     @classmethod
@@ -300,25 +334,12 @@ class RunConfig(ClientConfig, StrategyConfig):
                     raise ConfigError(_not_heard(key, self._in_sections[key]))
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
-        """Refuse a key that is set; ``flwr run`` sends those of parts that are not there along."""
+        """Refuse a key of a section that no part has, but for defaults of the library's own."""
         defaults = own_defaults()
         if key not in defaults:
             self._refuse_slip(key)
-        if value not in OFF and value != defaults.get(key):
+        if key not in defaults or value != defaults[key]:
             raise ConfigError(_not_heard(key, value))
-
-    def _require_own_settings(self, run_config: Mapping[str, Scalar]) -> None:
-        """Refuse a key of ``own-settings`` that nothing reads: somebody has written it down."""
-        text = run_config.get(OWN_SETTINGS)
-        if not isinstance(text, str) or not text:
-            return
-        names = set(self.sections())
-        names |= {kind.section_name() for kind in (*OWN_SECTIONS, *self._free_sections)}
-        for field, registry in self.registries.items():
-            names |= set(section_names(registry, getattr(self, field)))
-        for key, value in parse_overrides(text).items():
-            if key.partition(".")[0] not in names:
-                raise ConfigError(_not_heard(key, value))
 
     def _refuse_slip(self, key: str) -> None:
         """Refuse a key that reads like one that there is: whoever wrote it meant that one."""
@@ -466,9 +487,7 @@ def with_hyphens(
 
     A section of a chosen name, or of a part, keeps its own underscores: a function's name has some.
     """
-    sections = {part.settings.section_name() for part in parts if part.settings}
-    for field, registry in RunConfig.registries.items():
-        sections |= set(section_names(registry, str(settings.get(field, ""))))
+    sections = _named_sections(settings, parts)
     values = {}
     for keyword, value in settings.items():
         section, dot, name = keyword.rpartition(".")
@@ -476,6 +495,15 @@ def with_hyphens(
             section = section.replace("_", "-")
         values[section + dot + name.replace("_", "-")] = value
     return values
+
+
+def _named_sections(settings: Mapping[str, Scalar], parts: Sequence[ConfiguredPart]) -> set[str]:
+    """Return the sections of parts, and of what settings name, under keys or keywords."""
+    sections = {part.settings.section_name() for part in parts if part.settings}
+    for field, registry in RunConfig.registries.items():
+        chosen = settings.get(registry.key, settings.get(field, ""))
+        sections |= set(section_names(registry, str(chosen)))
+    return sections
 
 
 def subject_of(settings: Mapping[str, Scalar]) -> str:

@@ -62,7 +62,7 @@ def read_config(
     grid : Grid
         The way to the nodes.
     run_config : mapping of str to bool, int, float or str
-        Values by key; a key that is not there has its default.
+        Values by key, as Flower hands them over; a key that is not there has its default.
     parts : sequence of RunPart
         The parts of the run.
 
@@ -74,9 +74,9 @@ def read_config(
         If too few nodes come online.
     """
     if run_config.get(KEY, AUTO) != AUTO:
-        return RunConfig.from_run_config(run_config, parts)
+        return RunConfig.from_flower(run_config, parts)
     # Every other mistake is an error before anyone is waited for.
-    settings = RunConfig.from_run_config({**run_config, KEY: MOST}, parts)
+    settings = RunConfig.from_flower({**run_config, KEY: MOST}, parts)
     if is_simulated(grid):
         num_nodes = len(simulated_nodes(grid))
         whereabouts = "simulated"
@@ -90,7 +90,7 @@ def read_config(
         num_nodes = len(wait_for_nodes(grid, _fewest_nodes(settings), NODE_TIMEOUT, KEY))
         whereabouts = "online now"
         remedy = "start SuperNodes before the run"
-    config = RunConfig.from_run_config({**run_config, KEY: num_nodes}, parts)
+    config = RunConfig.from_flower({**run_config, KEY: num_nodes}, parts)
     logger.info(
         "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
         KEY,

@@ -17,6 +17,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.run.config import RunConfig, with_hyphens
 from fedif_flower.run.loaded_task import site_of
 from fedif_flower.run.part import RunPart
+from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import read_config
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -349,14 +350,35 @@ RULE = "fedif_studies.lab.bounded:rule"
 )
 def test_a_slip_in_a_key_is_refused_though_it_switches_something_off(settings, words):
     """What would be switched off would stay on."""
-    with pytest.raises(ConfigError, match=re.escape(words)):
-        RunConfig.from_run_config(settings, server_parts())
+    for parse in (RunConfig.from_run_config, RunConfig.from_flower):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            parse(settings, server_parts())
 
 
-def test_a_key_of_a_part_that_is_not_there_may_be_off():
-    """Flower sends every key that an app lists along."""
-    config = RunConfig.from_run_config({"others.mode": "off", "masking.mode": "off"})
-    assert not {"others.mode", "masking.mode"} & config.to_mapping().keys()
+OF_OTHERS = {
+    "others.mode": "off",
+    "masking.mode": "off",
+    "bounds.clip": 0.0,
+    "x.y": "",
+    "x.z": False,
+}
+
+
+def test_a_key_of_a_part_that_is_not_there_may_be_off_where_flower_sends_it_along():
+    """Flower sends every key that an app lists along, and takes no others."""
+    config = RunConfig.from_flower(OF_OTHERS)
+    assert not OF_OTHERS.keys() & config.to_mapping().keys()
+    with pytest.raises(ConfigError, match=r"unknown key 'fedavg\.mode'"):
+        RunConfig.from_flower({"fedavg.mode": "off"})
+
+
+@pytest.mark.parametrize("key", OF_OTHERS)
+@pytest.mark.parametrize("parts", [None, run_parts()])
+def test_a_key_of_a_part_that_is_not_there_is_refused_where_somebody_has_written_it(key, parts):
+    """Whoever sets ``bounds.clip = 0.0`` would keep the bounds, which are called otherwise."""
+    section = key.partition(".")[0]
+    with pytest.raises(ConfigError, match=f"this app has no part with a section .{section}."):
+        RunConfig.from_run_config({key: OF_OTHERS[key]}, parts)
 
 
 def scaled_by(some_factor: float = 2.0):
