@@ -6,7 +6,8 @@ What a name's settings are is read off the constructor that makes it (see
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
@@ -91,6 +92,19 @@ def tuned(registry: Registry, name: str, dataset: str) -> dict[str, Scalar]:
         for argument, values in by_argument.items()
         if dataset in values
     }
+
+
+@contextmanager
+def named_by_key(registry: Registry, name: str) -> Iterator[None]:
+    """Let what a name's constructor refuses be called as the run config calls it."""
+    try:
+        yield
+    except ConfigError as error:
+        argument, _, rest = str(error).partition(" = ")
+        field = section(registry, name).model_fields.get(argument)
+        if field is None:
+            raise
+        raise ConfigError(f"{field.alias} = {rest}") from error
 
 
 class SectionedSettings(Settings):
@@ -210,7 +224,9 @@ class SectionedSettings(Settings):
         registry = self.registries[key]
         name = getattr(self, key)
         words = f"{registry.key} {name!r}"
-        instance = make(words, registry[name], offered, self.settings_of(key))
+        settings = self.settings_of(key)
+        with named_by_key(registry, name):
+            instance = make(words, registry[name], offered, settings)
         if not isinstance(instance, kind):
             raise ConfigError(
                 f"{registry.key} = {name!r} is of type {type(instance).__name__}; allowed: a "

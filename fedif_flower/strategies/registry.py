@@ -15,6 +15,7 @@ from fedif_flower.errors import require
 from fedif_flower.making import make
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.registry import Registry
+from fedif_flower.sections import named_by_key
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.rule import Rule
 from fedif_flower.server.setup import BaseArguments
@@ -144,7 +145,8 @@ def build_named(
     screens = not isinstance(maker, type) or issubclass(maker, ScreenedStrategy)
     offered = {**vars(parts), "parts": parts}
     base = parts.base if screens else {}
-    instance = make(f"strategy {name!r}", maker, offered, settings, base)
+    with named_by_key(STRATEGIES, name):
+        instance = make(f"strategy {name!r}", maker, offered, settings, base)
     if isinstance(instance, ScreenedStrategy):
         return instance
     require(callable(instance), "strategy", name, "a strategy, a robust rule, or what returns one")

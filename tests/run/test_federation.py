@@ -205,6 +205,13 @@ def test_a_backdoors_target_that_is_no_class_is_named_as_it_was_set(tmp_path, at
         run_federation(LocalGrid(client_app, CLIENTS), config)
 
 
+@pytest.mark.parametrize("strategy", ["afedsv", "fedsv", "s-fedavg", "leave-one-out"])
+def test_a_utility_that_a_task_does_not_define_is_named_as_it_is_set(tmp_path, strategy):
+    words = f"{strategy}.utility = 'accuracy'; allowed: loss or score with this validation set"
+    with pytest.raises(ConfigError, match=f"^{words}$"):
+        run_task(tmp_path, regression(), strategy=strategy)
+
+
 def r_squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """No mean: in batches of targets that are nearly alike it is far below 0."""
     return 1 - (outputs - targets).square().sum() / (targets - targets.mean()).square().sum()

@@ -200,6 +200,17 @@ def test_accuracy_is_refused_where_targets_are_no_classes():
     ShapleyValuation(validation, utility="loss")
 
 
+def test_who_has_a_score_is_not_told_how_to_get_one():
+    mean = functional.mse_loss
+    model = build(nn.Linear, 3, 2)
+    scored = Validation(model, ROWS, ROWS[:, :2], loss_fn=mean, score=mean, device="cpu")
+    with pytest.raises(ConfigError) as refused:
+        ShapleyValuation(scored)
+    words = "utility = 'accuracy'; allowed: loss or score with this validation set"
+    assert str(refused.value) == words
+    ShapleyValuation(scored, utility="score")
+
+
 def dict_score(model, batch):
     return (model(batch["img"]).argmax(1) == batch["label"]).float().mean()
 

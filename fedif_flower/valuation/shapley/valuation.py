@@ -199,7 +199,9 @@ class ShapleyValuation(CheckedFields):
         """Raise ConfigError for what is out of range, or not defined on the validation set."""
         super().__post_init__()
         defined = sorted(self.validation.metrics.intersection(METRICS))
-        words = f"{' or '.join(defined)} with this validation set (score: Validation(score=...))"
+        words = f"{' or '.join(defined)} with this validation set"
+        if "score" not in defined:
+            words += " (score: Validation(score=...), or a metric of the task)"
         require(self.utility in defined, "utility", self.utility, words)
 
     def require_members(self, count: int) -> None:
