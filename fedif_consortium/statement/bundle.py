@@ -44,10 +44,21 @@ from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings
 from fedif_consortium.statement.undelivered import queue_pages
 from fedif_flower.errors import ConfigError, StatementError, require
 from fedif_flower.foreign import parse_json, refused_as
+from fedif_flower.messages.text import listed
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import csv_text
 
 NAMES = "the members' names:"
+
+
+def _require_members(records: RunRecords, names: Mapping[int, str]) -> None:
+    """Raise ConfigError for names of who is none of a run's members: nobody would be called so."""
+    strangers = sorted(names.keys() - records.known_ids())
+    if strangers:
+        raise ConfigError(
+            f"names: client_id {listed(strangers)}: no such member in this run; allowed: ids of "
+            f"its members, like {min(records.members)}"
+        )
 
 
 def parse_budget(text: str) -> int:
@@ -149,8 +160,7 @@ def make_statement(
         )
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
         records = read_run(run_dir, names)
-        if names is not None and names.keys().isdisjoint(records.members):
-            raise ConfigError(f"names: none is a member's client_id, like {min(records.members)}")
+        _require_members(records, names or {})
         require_names(records.names.values(), NAMES)
         require_apart([*records.names.values(), *labels(records).values()], NAMES)
         require_consistent(records)

@@ -164,6 +164,17 @@ class RunRecords:
             raise StatementError("the salt is not the one that the run committed to")
         return salt
 
+    def known_ids(self) -> set[int]:
+        """Return the client ids of all that the run knows, those that were never asked included.
+
+        Simulated clients go by their partitions, and there are as many as the run has clients.
+        """
+        known = {*self.members, *read_names(self.folder.names.path)}
+        known |= {int(line["client_id"]) for line in _lines(self.folder.attendance)}
+        if all(client_id == partition for client_id, partition in self.members.items()):
+            known |= set(range(self.config.get("num-clients", 0)))
+        return known
+
     def judged(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
         replies = map(vars, self.replies)

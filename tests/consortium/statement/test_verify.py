@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from fedif_consortium.evidence.dsse import Envelope
 from fedif_consortium.evidence.keys import SigningKey, fingerprint
-from fedif_consortium.statement.bundle import make_statement
+from fedif_consortium.statement.bundle import make_statement, read_account
 from fedif_consortium.statement.manifest import (
+    ACCOUNT,
     ENVELOPE,
     PAYLOAD_TYPE,
     file_hash,
@@ -355,13 +356,31 @@ TOO_LARGE = [{0: 1e308}, {0: 1e308, 1: -1e308}]  # The losses are finite, one's 
     [
         (TOO_LARGE, None, "no statement can be made of its records: Overflow"),
         ([{}], None, "nobody was asked in this run"),
-        ([{0: 1.0}], {9: "eve"}, "names: none is a member's client_id, like 0"),
+        ([{0: 1.0}], {9: "eve"}, "names: client_id 9: no such member in this run; .* like 0"),
+        ([{1: 1.0}], {1: "ada", 12: "eve", 9: "bob"}, "names: client_id 9, 12: no such member"),
     ],
 )
 def test_some_runs_make_no_statement(tmp_path, key, contributions, names, said):
     run_dir = make_run(tmp_path / "run", contributions)
     with pytest.raises(ConfigError, match=said):
         make_statement(run_dir, key, names=names)
+
+
+def test_a_member_that_was_never_asked_has_a_name_too(tmp_path, key):
+    node_ids = {0: 1000, 1: 1001}
+    run_dir = make_run(tmp_path / "run", [{0: 1.0, 1: 0.5}], names={1002: "bob"}, node_ids=node_ids)
+    attendance = RunFolder(run_dir).attendance
+    here = {"round": 1, "partition_id": 3, "client_id": 1003, "presence": "there", "at": ""}
+    attendance.replace([here])
+    folder = make_statement(run_dir, key, names={1000: "ada", 1002: "Bob", 1003: "eve"})
+    account = read_account((folder / ACCOUNT).read_text())
+    assert account.never_drawn == ("Bob", "eve")
+    simulated = make_run(tmp_path / "simulated", [{0: 1.0, 1: 0.5}])
+    config = RunFolder(simulated).config
+    config.write({**config.read(), "num-clients": 3})
+    with pytest.raises(ConfigError, match="names: client_id 3: no such member"):
+        make_statement(simulated, key, names={2: "bob", 3: "eve"})
+    make_statement(simulated, key, names={2: "bob"})
 
 
 FORGED_LINE = "b: 0 of 0 updates\nSigned by hospital-c: 6 of 6 updates"
