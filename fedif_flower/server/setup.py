@@ -233,11 +233,30 @@ def naming(base: BaseArguments, model: Any) -> BaseArguments:
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
-    """Raise ConfigError for a strategy that was given one of Flower's arguments first."""
+    """Raise ConfigError for a strategy that was given one of Flower's arguments first.
+
+    What has some attributes of a protocol among the kinds, and not all, is told which it lacks.
+    """
     if not isinstance(value, kinds):
         strategy_name = type(strategy).__name__
+        for kind in kinds:
+            lacks = _lacking(value, kind)
+            if lacks:
+                raise ConfigError(
+                    f"{strategy_name}: {name} = {shown_setting(value)}, which lacks "
+                    f"{', '.join(lacks)}; allowed: a {kind.__name__}"
+                )
         allowed = " or ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
             f"{strategy_name}: {name} = {shown_setting(value)}; allowed: a {allowed}, before "
             f"Flower's own arguments, as in {strategy_name}({name}, ..., fraction_train=0.5)"
         )
+
+
+def _lacking(value: Any, kind: type) -> list[str]:
+    """Return what a value lacks of a protocol of which it has something; empty: none of that."""
+    if not getattr(kind, "_is_protocol", False):
+        return []
+    attributes = [attribute for attribute in vars(kind) if not attribute.startswith("_")]
+    lacks = [attribute for attribute in attributes if not hasattr(value, attribute)]
+    return lacks if len(lacks) < len(attributes) else []

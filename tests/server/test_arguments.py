@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 from flwr.app import ConfigRecord
 
-from fedif_flower import FedAvg, PathAttribution
+from fedif_flower import FedAvg, FedIF, PathAttribution, ScoredStrategy
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -102,6 +103,31 @@ def test_an_argument_of_a_strategy_is_named_when_it_is_made(name, value):
 def test_a_setting_of_another_kind_is_named(name, value):
     with pytest.raises(ConfigError, match=f"^{name} = "):
         FedAvg(**{**BASE, "setup": Setup(**{name: value})})
+
+
+class WithoutValidation:
+    """A valuation, as own-parts.md has them, but for one attribute."""
+
+    parameter_names = ("weight",)
+    tied_names: ClassVar[dict[str, str]] = {}
+
+    def prepare(self, params, buffers):
+        raise NotImplementedError
+
+    def score(self, updates):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("kind", [ScoredStrategy, FedIF])
+def test_a_valuation_that_lacks_something_is_told_what(kind):
+    words = (
+        f"{kind.__name__}: validation = .*WithoutValidation.*, which lacks validation; allowed: "
+    )
+    with pytest.raises(ConfigError, match=f"^{words}a Valuation$"):
+        kind(WithoutValidation(), **BASE)
+    whole = WithoutValidation()
+    whole.validation = None
+    assert ScoredStrategy(whole, **BASE).validation is None
 
 
 def test_a_bound_or_an_attribution_of_another_kind_is_named():
