@@ -80,10 +80,10 @@ class PathAttribution(Callback):
         over each class's examples at each node of the rule.
     blocks : int
         Also split each contribution by this many blocks of the examples, >= 2, from which intervals
-        follow (see :func:`~fedif_flower.valuation.parts.block_validations`); the pass
-        over the examples in the middle of a step gives both, one more where the rule has none
-        there. 0: do not. Rounds whose updates nobody sees are not split: there is one product
-        a round with them.
+        follow (see :func:`~fedif_flower.valuation.parts.block_validations`); with fewer than 20
+        examples there are none, however many are asked for. The pass over the examples in the
+        middle of a step gives both, one more where the rule has none there. 0: do not. Rounds whose
+        updates nobody sees are not split: there is one product a round with them.
     bounds : CreditBounds, optional
         Bounds what members are credited with, by lengths and cosines; ``None``: each is credited
         with its contribution.

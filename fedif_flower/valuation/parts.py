@@ -111,8 +111,11 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
     if not blocks:
         return []
     if total < MIN_EXAMPLES:
-        words = "no intervals for another held-out set: %d examples can be taken out, not %d"
-        logger.warning(words, total, MIN_EXAMPLES)
+        words = (
+            "no intervals for another held-out set: they need at least %d examples that can be "
+            "taken out one by one, in however many blocks; there are %d"
+        )
+        logger.warning(words, MIN_EXAMPLES, total)
         return []
     count = min(blocks, total // 2)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))

@@ -188,9 +188,14 @@ def test_one_block_tells_no_interval_and_is_refused(blocks):
         block_validations(held_out(torch.arange(40) % 4), blocks)
 
 
-def test_too_few_examples_make_no_blocks_and_that_is_said(caplog):
-    assert block_validations(held_out(torch.arange(19) % 4)) == []
-    assert "19 examples can be taken out, not 20" in caplog.text
+@pytest.mark.parametrize(("count", "blocks"), [(19, 20), (3, 2), (3, 5)])
+def test_too_few_examples_make_no_blocks_and_that_is_said(caplog, count, blocks):
+    assert block_validations(held_out(torch.arange(count) % 4), blocks) == []
+    (told,) = caplog.messages
+    assert told.endswith(
+        f"they need at least 20 examples that can be taken out one by one, in however many blocks; "
+        f"there are {count}"
+    )
 
 
 # -- intervals, by hand
