@@ -24,7 +24,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path, monkeypatch, words):
 def test_an_audit_is_no_run(tmp_path):
     """It notes its settings in a file of the same name."""
     made = make_folder(tmp_path / "audit")
-    identity = RunConfig.from_run_config(made.config.read()).identity()
+    identity = RunConfig.of_records(made.config.read()).identity()
     made.rounds.path.unlink()
     made.config.write({**identity, "data": "abc"})
     with pytest.raises(ConfigError, match="holds no run"):

@@ -87,7 +87,7 @@ def test_a_model_without_a_trigger_is_left_as_it_is(images):
 
 def success(folder: RunFolder, path) -> float:
     """Return the share of test images with the trigger that get its class."""
-    loaded = load_task(RunConfig.from_run_config(folder.config.read()))
+    loaded = load_task(RunConfig.of_records(folder.config.read()))
     loaded.model.load_state_dict(torch.load(path, weights_only=True))
     assert loaded.triggered is not None
     params = torch.cat([parameter.flatten() for parameter in loaded.model.parameters()])
