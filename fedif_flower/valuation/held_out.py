@@ -310,14 +310,7 @@ def _examine(
     seconds: float,
     way: Way | None,
 ) -> HeldOut:
-    inputs = input_digests(validation)
-    shared = None
-    if test is not None:
-        test_inputs = set(input_digests(test))
-        shared = sum(row in test_inputs for row in inputs)
-    held_out = HeldOut(
-        int(validation.num_examples), copies=len(inputs) - len(set(inputs)), shared=shared
-    )
+    held_out = _with_copies(validation, test)
     if "accuracy" not in validation.metrics:
         return replace(held_out, why_none="targets are no classes")
     batch, places = labelled_examples(validation)
@@ -330,12 +323,7 @@ def _examine(
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
         return replace(held_out, why_none=words)
-    counts = labels.bincount(minlength=num_classes).tolist()
-    held_out = replace(
-        held_out,
-        missing=tuple(label for label, count in enumerate(counts) if not count),
-        rare={label: count for label, count in enumerate(counts) if 0 < count < RARE},
-    )
+    held_out = _with_counts(held_out, labels, num_classes)
     if validation.judge.objective.class_mean is None:
         return replace(held_out, why_none="the loss is no cross-entropy of torch")
     if len(labels) < LEAST_EXAMPLES:
@@ -359,6 +347,27 @@ def _examine(
         left = seconds - (time.perf_counter() - began)
         held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
     return _with_suspects(held_out, estimate, labels, places)
+
+
+def _with_counts(held_out: HeldOut, labels: Tensor, num_classes: int) -> HeldOut:
+    """Return the examination with the classes that have no label, or only a few."""
+    counts = labels.bincount(minlength=num_classes).tolist()
+    return replace(
+        held_out,
+        missing=tuple(label for label, count in enumerate(counts) if not count),
+        rare={label: count for label, count in enumerate(counts) if 0 < count < RARE},
+    )
+
+
+def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
+    """Return an examination that has counted equal inputs, and those of the test split too."""
+    inputs = input_digests(validation)
+    shared = None
+    if test is not None:
+        test_inputs = set(input_digests(test))
+        shared = sum(row in test_inputs for row in inputs)
+    copies = len(inputs) - len(set(inputs))
+    return HeldOut(int(validation.num_examples), copies=copies, shared=shared)
 
 
 def _not_trained(error: Exception) -> str:
