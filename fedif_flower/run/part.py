@@ -260,8 +260,8 @@ class RunPart(ConfiguredPart):
     ----------
     settings : type, optional
         Its section of the run config: a :class:`~fedif_flower.settings.Settings` whose keys are
-        :func:`~fedif_flower.settings.in_section`. A run without the part refuses
-        them; those that ``flwr run`` sends along may be off.
+        :func:`~fedif_flower.settings.in_section`. A run without the part refuses them; those that
+        ``flwr run`` sends along may be off.
     """
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -114,7 +114,7 @@ def require_answer(
         expected = "an Aggregation of weights [m]"
     else:
         shape = updates.global_params.shape
-        if isinstance(answer, Tensor) and _is_tensor_of(answer, shape):
+        if _is_tensor_of(answer, shape):
             return answer
         expected = "a step [d]"
     raise ValuationError(
@@ -123,7 +123,7 @@ def require_answer(
     )
 
 
-def _is_tensor_of(value: object, shape: torch.Size) -> bool:
+def _is_tensor_of(value: object, shape: torch.Size) -> TypeGuard[Tensor]:
     """Return whether a value, which a rule of somebody else's gave, is a tensor of a shape."""
     return isinstance(value, Tensor) and value.shape == shape
 

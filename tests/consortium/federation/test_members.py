@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -406,17 +407,23 @@ def test_a_rekeying_that_was_interrupted_is_done_to_its_end(folder, tmp_path, mo
     assert state.get_node_id_by_public_key(flower_key(after.key)) == int(before.node_id)
 
 
+@contextmanager
+def unwritable_list(monkeypatch):
+    """Let the list of removed members take nothing."""
+
+    def read_only(*_: object) -> None:
+        raise StorageError("read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "note_removal", read_only)
+        yield
+
+
 def test_a_list_that_cannot_be_written_gets_an_earlier_key_later(folder, tmp_path, monkeypatch):
     add(folder, answer_of(folder, "ada", tmp_path / "a"), Registered(folder))
     again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
-
-    def full(*_: object) -> None:
-        raise StorageError("the disk is full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(members, "note_removal", full)
-        with pytest.raises(StorageError):
-            rekey(folder, "ada", again)
+    with unwritable_list(monkeypatch), pytest.raises(StorageError):
+        rekey(folder, "ada", again)
     apply_removals(folder)
     old = read_members(folder.path / "members")["ada~1"]
     assert removed_keys(folder.removals) == {key_id(old)}
@@ -426,14 +433,8 @@ def test_a_removal_that_could_not_be_listed_is_listed_by_the_same_call_once_more
     folder, answer, registry, monkeypatch
 ):
     add(folder, answer, registry)
-
-    def read_only(*_: object) -> None:
-        raise StorageError("read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(members, "note_removal", read_only)
-        with pytest.raises(StorageError):
-            remove(folder, "hospital-a", registry)
+    with unwritable_list(monkeypatch), pytest.raises(StorageError):
+        remove(folder, "hospital-a", registry)
     assert registry.ended == {"1000"}
     key = read_members(folder.path / "members")["hospital-a"]
     remove(folder, "hospital-a", registry)
@@ -450,12 +451,7 @@ def test_keys_that_cannot_be_listed_are_let_in_no_more_all_the_same(folder, tmp_
     remove(folder, "bob", registered)
     assert apply_removals(folder) == []
     folder.removals.unlink()
-
-    def read_only(*_: object) -> None:
-        raise StorageError("read-only file system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(members, "note_removal", read_only)
+    with unwritable_list(monkeypatch):
         unlisted = apply_removals(folder)
     keys = read_members(folder.path / "members")
     assert unlisted == sorted([key_id(keys["ada~1"]), key_id(keys["bob"])])
