@@ -28,7 +28,6 @@ from fedif_flower.errors import (
     ValuationError,
 )
 from fedif_flower.intake.build import build_intake
-from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import (
     AverageMetrics,
@@ -39,7 +38,7 @@ from fedif_flower.messages.metrics import (
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import printable
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
@@ -52,14 +51,15 @@ from fedif_flower.server.model import (
     require_judge,
     require_record,
     require_shapes,
+    warn_of_own_statistics,
 )
 from fedif_flower.server.nodes import sample_clients
 from fedif_flower.server.noise import (
     NoiseWrapper,
     calling_wrapper,
     require_equal_weights,
-    why_noise_is_too_small,
 )
+from fedif_flower.server.obstacle import Obstacle, find_obstacle
 from fedif_flower.server.older_api import MessageApiOnly
 from fedif_flower.server.record import History, Round, Step, why_it_stands_still
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
@@ -248,39 +248,16 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
         present = self._call_roster(server_round, earlier, grid)
-        self.online = present.online
-        members = self.intake.draw(self.select, present.candidates, server_round)
-        if self._is_first_round:
-            self.require_members(len(members))
+        members = self._draw_members(present, server_round)
         self._closing = self._close_when_answered(len(members), earlier, grid)
         self.prepare(received.params, self.model.named_buffers)
         config["server-round"] = server_round
         self.intake.open(server_round, members, config)
-        self.current = Round(
-            server_round,
-            num_online=len(present.online),
-            members=members,
-            at_work=[question.node for question in earlier.values()],
-            online=present.online,
-            paused=self.failures.paused(server_round),
-            candidates=present.candidates,
-            grid=grid,
-        )
+        current = self._open_round(server_round, present, members, earlier, grid)
         for callback in self.callbacks:
-            callback.on_asked(self.current)
-        content = RecordDict(
-            {self.arrayrecord_key: self.model.record, self.configrecord_key: config}
-        )
-        self._asked_at = time.perf_counter()
-        new = {
-            node.node_id: Asked(node, received, self._asked_at, server_round) for node in members
-        }
-        self.current.asked = {**new, **earlier}
-        self._has_asked = bool(self.current.asked)
-        return [
-            Message(self._address(content, node), node.node_id, MessageType.TRAIN)
-            for node in members
-        ]
+            callback.on_asked(current)
+        self._ask(current, received, earlier)
+        return self._messages(members, config)
 
     def members_of(self, server_round: int) -> Collection[ClientNode]:
         """Return who was drawn for the round that goes on."""
@@ -295,12 +272,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current = self.current
         if current is None or not current.asked:
             return None, None
-        screening = self.intake.collect(
-            current.round, replies, current.asked, self._closing, self.stages.arrive
-        )
-        screened_at = time.perf_counter() - screening.seconds
-        current.accepted = screening.accepted
-        current.refused = screening.refused
+        screened_at = self._screen(current, replies)
         is_models_fault = self._is_models_fault(current)
         self._advance(current, is_models_fault=is_models_fault)
         current.report_clients()
@@ -312,8 +284,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             self._count_failures(current, is_models_fault=is_models_fault)
         except TrainingFailedError as error:
             self._failure = error  # It ends the run as soon as the round is over.
-        records = [reply.reported.records for reply in current.accepted]
-        metrics = aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
+        metrics = self._train_metrics(current)
         arrays = current.arrays
         current.release()
         return arrays, metrics
@@ -359,7 +330,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.model.require_range(vectors)
         return vectors, staged.unmixed(aggregation).require_of(updates.num_clients)
 
-    # -- its steps
+    # -- how it asks
 
     def _call_roster(self, server_round: int, earlier: Mapping[int, Asked], grid: Grid) -> Present:
         """Return who is online, and who of them may be drawn."""
@@ -375,6 +346,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return self.roster.call(
             grid, server_round, least=needed, awaited=awaited, key=key, at_work=earlier
         )
+
+    def _draw_members(self, present: Present, server_round: int) -> list[ClientNode]:
+        """Return who of those present trains in this round."""
+        self.online = present.online
+        members = self.intake.draw(self.select, present.candidates, server_round)
+        if self._is_first_round:
+            self.require_members(len(members))
+        return members
 
     @property
     def _is_first_round(self) -> bool:
@@ -422,12 +401,64 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             grid.close_by(closing)
         return closing
 
+    def _open_round(
+        self,
+        server_round: int,
+        present: Present,
+        members: Sequence[ClientNode],
+        earlier: Mapping[int, Asked],
+        grid: Grid,
+    ) -> Round:
+        """Begin the round's record; ``earlier`` are the questions that are still to be answered."""
+        self.current = Round(
+            server_round,
+            num_online=len(present.online),
+            members=members,
+            at_work=[question.node for question in earlier.values()],
+            online=present.online,
+            paused=self.failures.paused(server_round),
+            candidates=present.candidates,
+            grid=grid,
+        )
+        return self.current
+
+    def _ask(self, current: Round, received: ModelVectors, earlier: Mapping[int, Asked]) -> None:
+        """Note who is asked about which model, and when."""
+        self._asked_at = time.perf_counter()
+        questions = {
+            node.node_id: Asked(node, received, self._asked_at, current.round)
+            for node in current.members
+        }
+        current.asked = {**questions, **earlier}
+        self._has_asked = bool(current.asked)
+
+    def _messages(self, members: Sequence[ClientNode], config: ConfigRecord) -> list[Message]:
+        """Return the messages that send the model to a round's members."""
+        content = RecordDict(
+            {self.arrayrecord_key: self.model.record, self.configrecord_key: config}
+        )
+        return [
+            Message(self._address(content, node), node.node_id, MessageType.TRAIN)
+            for node in members
+        ]
+
     def _address(self, content: RecordDict, node: ClientNode) -> RecordDict:
         """Return a round's content with what is for one node alone."""
         enclosed = dict(self.intake.enclose(node))
         for callback in self.callbacks:
             enclosed |= callback.enclose(node)
         return RecordDict({**content, **enclosed}) if enclosed else content
+
+    # -- how it takes in what comes
+
+    def _screen(self, current: Round, replies: Iterable[Message]) -> float:
+        """Screen the replies to a round, and return when they had all been waited for."""
+        screening = self.intake.collect(
+            current.round, replies, current.asked, self._closing, self.stages.arrive
+        )
+        current.accepted = screening.accepted
+        current.refused = screening.refused
+        return time.perf_counter() - screening.seconds
 
     def _is_models_fault(self, current: Round) -> bool:
         """Tell whether most raise an error on the model just made, and did not before."""
@@ -437,58 +468,58 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     def _advance(self, current: Round, *, is_models_fault: bool) -> None:
         """Move the global model on by the accepted replies, if they allow it."""
-        if is_models_fault:
-            self._fail(current, "most clients fail on this model", suspect=True)
-            return
-        accepted = current.accepted
-        needed = self.setup.min_valid_replies
-        if len(accepted) < needed:
-            # Where nonsense is all that came, the model that was sent may be why; what came late is
-            # of an older model.
-            refused = any(reply.status == "refused" for reply in current.refused_of_members)
-            reason = f"{len(accepted)} valid replies, {needed} needed"
-            self._fail(current, reason, suspect=refused and not accepted)
-            return
-        too_small = self._why_noise_is_too_small(current)
-        if too_small:
-            self._fail(current, too_small, suspect=False)
+        obstacle = self._find_obstacle(current, is_models_fault=is_models_fault)
+        if obstacle is not None:
+            self._fail(current, obstacle)
             return
         try:
             updates = self.intake.updates(
-                current.round, accepted, self.model.vectors, self.device, self.seed
+                current.round, current.accepted, self.model.vectors, self.device, self.seed
             )
             vectors, aggregation = self.aggregate(updates)
         except FedIFError as error:
-            self._fail(current, str(error), suspect=isinstance(error, DivergedError))
+            self._fail(current, Obstacle(str(error), suspect=isinstance(error, DivergedError)))
             return
         except Exception as error:  # out of a user's model or loss, as likely as not
             # It may come from the model that was sent: an older one is known to work.
-            self._fail(current, repr(error), suspect=True)
+            self._fail(current, Obstacle(repr(error), suspect=True))
             return
         current.aggregation = aggregation
         if self.model.stands_still(vectors):
             self._stand_still(current, updates, aggregation)
-            return
-        nodes = [reply.node for reply in accepted]
+        else:
+            self._step(current, updates, vectors, aggregation)
+
+    def _find_obstacle(self, current: Round, *, is_models_fault: bool) -> Obstacle | None:
+        """Return why a round's replies are not weighed; ``None``: they are."""
+        if is_models_fault:
+            return Obstacle("most clients fail on this model", suspect=True)
+        noise_for = 0 if self._open_run is None else self._open_run.noise_for
+        return find_obstacle(
+            current, min_valid_replies=self.setup.min_valid_replies, noise_for=noise_for
+        )
+
+    def _step(
+        self,
+        current: Round,
+        updates: RoundUpdates,
+        vectors: ModelVectors,
+        aggregation: Aggregation,
+    ) -> None:
+        """Move the model on to where the round leads, and record the step."""
+        nodes = [reply.node for reply in current.accepted]
         before = self.model.vectors
         current.arrays = self.model.advance(vectors)
         optimizer = self.stages.optimizer
         shares = () if optimizer is None else tuple(optimizer.shares)
         current.step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
 
-    def _why_noise_is_too_small(self, current: Round) -> str:
-        """Return why noise that is added to the round's model does not hide each member."""
-        if self._open_run is None or not self._open_run.noise_for:
-            return ""
-        examples = [reply.num_examples for reply in current.accepted]
-        return why_noise_is_too_small(examples, self._open_run.noise_for)
-
-    def _fail(self, current: Round, reason: str, *, suspect: bool) -> None:
+    def _fail(self, current: Round, obstacle: Obstacle) -> None:
         """Keep the model, or take it back if it is suspected to be the cause."""
         current.status = "failed"
-        current.reason = printable(reason)
+        current.reason = printable(obstacle.reason)
         logger.error("round %d: %s; the model stays as it was", current.round, current.reason)
-        if suspect:
+        if obstacle.suspect:
             current.arrays = self.model.take_back()
 
     def _stand_still(self, current: Round, updates: RoundUpdates, aggregation: Aggregation) -> None:
@@ -524,6 +555,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         made_nothing = usable and current.aggregation is None
         self.failures.update(current, why_failed=current.reason if made_nothing else "")
 
+    def _train_metrics(self, current: Round) -> MetricRecord | None:
+        """Return the members' metrics, as the strategy averages them."""
+        records = [reply.reported.records for reply in current.accepted]
+        return aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
+
     # -- what it remembers
 
     def state_dict(self) -> dict[str, Any]:
@@ -548,41 +584,36 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             rounds.
         """
         require_record(initial_arrays)
-        shapes = self.own_shapes
-        if shapes:
-            require_shapes(
-                type(self).__name__,
-                shapes,
-                initial_arrays,
-                trained=self.setup.trainable_keys or (),
-                tied=self.setup.tied_keys,
-                names=self.setup.names,
-            )
+        self._require_own_model(initial_arrays)
         self.intake.require(self, grid, initial_arrays)
         remembering = [*self.stages.remembering, *self.stateful().values()]
         require_own(remembering, self._key)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
+        self._require_judges()
+        if self.stages.optimizer is not None:
+            self.stages.optimizer.require_step(self.model.vectors.params)
+        warn_of_own_statistics(type(self).__name__, self.own_shapes, self.model.layout)
+        claim(remembering, self._key)
+
+    def _require_own_model(self, initial_arrays: ArrayRecord) -> None:
+        """Raise ConfigError unless the strategy's own model is of the shapes to begin with."""
+        if self.own_shapes:
+            require_shapes(
+                type(self).__name__,
+                self.own_shapes,
+                initial_arrays,
+                trained=self.setup.trainable_keys or (),
+                tied=self.setup.tied_keys,
+                names=self.setup.names,
+            )
+
+    def _require_judges(self) -> None:
+        """Raise ConfigError where a stage judges steps of another model by held-out data."""
         for stage in self.stages:
             judge = getattr(stage, "validation", None)
             if isinstance(judge, Validation) and judge is not self.validation:
                 require_judge(type(stage).__name__, judge, self.model)
-        if self.stages.optimizer is not None:
-            self.stages.optimizer.require_step(self.model.vectors.params)
-        self._warn_of_own_statistics()
-        claim(remembering, self._key)
-
-    def _warn_of_own_statistics(self) -> None:
-        """Warn where members keep batch norm's statistics: the server judges by its own then."""
-        layout = self.model.layout
-        sent = {layout.own_name(name) for name in layout.order}
-        not_sent = [name for name in self.own_shapes if is_statistic(name) and name not in sent]
-        if not_sent:
-            logger.warning(
-                "initial_arrays lack %s: %s judges by those of the model that it was given",
-                enumerated(not_sent),
-                type(self).__name__,
-            )
 
     def summary(self) -> None:
         """Log every setting; where a wrapper adds noise, see that it is made for the weights."""

@@ -12,8 +12,10 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ReplyError, ValuationError
+from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
+from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors, all_finite
 from fedif_flower.stages import Stages
 from fedif_flower.valuation import Validation
@@ -108,6 +110,30 @@ def require_judge(whose: str, validation: Validation, model: GlobalModel) -> Non
         raise ConfigError(
             f"the strategy does not train what the model of {whose} does; give it setup="
             "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
+        )
+
+
+def warn_of_own_statistics(
+    whose: str, shapes: Mapping[str, Sequence[int]], layout: ParameterLayout
+) -> None:
+    """Warn where members keep batch norm's statistics: the server judges by its own then.
+
+    Parameters
+    ----------
+    whose : str
+        Who was given a model.
+    shapes : mapping of str to sequence of int
+        Of that model's parameters and buffers, by name.
+    layout : ParameterLayout
+        The arrays that are sent.
+    """
+    sent = {layout.own_name(name) for name in layout.order}
+    not_sent = [name for name in shapes if is_statistic(name) and name not in sent]
+    if not_sent:
+        logger.warning(
+            "initial_arrays lack %s: %s judges by those of the model that it was given",
+            enumerated(not_sent),
+            whose,
         )
 
 
