@@ -55,12 +55,18 @@ def require_plain_archive(path: Path) -> None:
 
     NumPy's ``savez`` and PyTorch's ``save`` pack nothing, so what is packed is not theirs: a
     kilobyte may stand for a gigabyte. A file of another kind passes.
+
+    Raises
+    ------
+    OSError
+        If it is no regular file, or cannot be read.
     """
-    if not zipfile.is_zipfile(path):
-        return
-    with zipfile.ZipFile(path) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-    packed = path.stat().st_size
+    with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
+        if not zipfile.is_zipfile(file):
+            return
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        packed = os.fstat(file.fileno()).st_size
     if unpacked > packed:
         raise ValueError(f"it has {packed} bytes and would unpack to {unpacked}")
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import zipfile
 
 import numpy as np
@@ -30,3 +31,10 @@ def test_an_archive_that_unpacks_to_more_than_it_has_is_refused(tmp_path):
             again.writestr(name, plain.read(name))
     with pytest.raises(ValueError, match="would unpack to"):
         require_plain_archive(tmp_path / "again.pt")
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    """Who opens a pipe waits for somebody who writes to it."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is no regular file"):
+        require_plain_archive(tmp_path / "pipe")
