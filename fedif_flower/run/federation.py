@@ -92,8 +92,8 @@ def run_federation(
     config.require_heard(parts)
     for part in parts:
         part.fits(config)
+    require_simulated(grid, config)
     loaded = loaded or load_task(with_free_folder(config), task)
-    require_simulated(grid, loaded.config)
     why_nobody = why_nobody_attacks(loaded.config)
     if why_nobody:
         logger.warning(why_nobody)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError, require
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.polling_grid import NODE_UNAVAILABLE
 from fedif_flower.messages.preflight import (
@@ -167,12 +167,26 @@ def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
 
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:
-    """Raise ConfigError if another number of nodes is simulated than the run has clients."""
+    """Raise ConfigError for what a simulation cannot do.
+
+    That is where another number of nodes is simulated than the run has clients, or late replies
+    are waited for.
+    """
     if not is_simulated(grid):
         return
+    require_never_late(config)
     num_nodes = len(simulated_nodes(grid))
     if num_nodes != config.num_clients:
         raise other_number_simulated(num_nodes, config.num_clients, KEY)
+
+
+def require_never_late(config: RunConfig) -> None:
+    """Raise ConfigError for a pace that waits for late replies: a simulation has none."""
+    pace = config.pace
+    synchronous = "'synchronous' in a simulation, whose replies are never late"
+    require(not pace.is_buffered, "pace.rounds", pace.rounds, synchronous)
+    never_late = "0 in a simulation, whose replies are never late"
+    require(not pace.late_rounds, "pace.late-rounds", pace.late_rounds, never_late)
 
 
 def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:

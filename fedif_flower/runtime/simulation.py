@@ -8,13 +8,13 @@ from pathlib import Path
 
 from flwr.clientapp import ClientApp
 
-from fedif_flower.errors import DataError, require
+from fedif_flower.errors import DataError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import hold_directory
 from fedif_flower.run.loaded_task import load_task, site_of
 from fedif_flower.run.part import RunPart
-from fedif_flower.run.preflight import with_free_folder
+from fedif_flower.run.preflight import require_never_late, with_free_folder
 from fedif_flower.run.writer import OnRow
 from fedif_flower.runtime.ray_grid import ray_grid
 from fedif_flower.tasks.task import ClientSite
@@ -52,11 +52,7 @@ def simulate(
         Whatever stopped the run.
     """
     # What is wrong is said before Ray starts: the division among clients too, not what one lacks.
-    pace = config.pace
-    synchronous = "'synchronous' in a simulation, whose replies are never late"
-    require(not pace.is_buffered, "pace.rounds", pace.rounds, synchronous)
-    never_late = "0 in a simulation, whose replies are never late"
-    require(not pace.late_rounds, "pace.late-rounds", pace.late_rounds, never_late)
+    require_never_late(config)
     loaded = load_task(with_free_folder(config))
     with suppress(DataError):
         site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)
