@@ -87,6 +87,11 @@ class Evidence(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
         settings = run.config.section(EvidenceSettings)
+        if settings.require_signatures and is_simulated(run.grid):
+            raise ConfigError(
+                "evidence.require-signatures = True; allowed: false where clients are simulated, "
+                "since none of them has a guard that signs"
+            )
         before = run.folder_before
         ledger = Ledger(run.folder.path.parent)
         attempts: Attempts | None = None  # Of a simulation they are not counted.
