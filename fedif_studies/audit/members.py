@@ -31,7 +31,6 @@ READ = frozenset(
         *TaskConfig.key_names(),
         *TrainingConfig.key_names(),
         "device",
-        "malicious-fraction",
         "num-clients",
         "num-server-rounds",
         "poison-ratio-max",

@@ -114,6 +114,7 @@ def test_multi_krum_leaves_out_a_fifth_of_however_many_members(m, left_out):
         "update-clipping=5.0",
         "max-update-length=1.0",
         'server-optimizer="fedadam"',
+        "malicious-fraction=0.2",  # Each case says how many members misbehave.
     ],
 )
 def test_a_setting_that_an_audit_does_not_read_is_refused(setting):
@@ -127,7 +128,7 @@ def test_a_setting_that_an_audit_does_not_read_is_refused(setting):
     [
         'dataset="fashion-mnist" model="mlp" learning-rate=0.01',
         "num-clients=4 num-server-rounds=2 seed=3 dirichlet-alpha=0.5",
-        "poison-ratio-min=0.1 malicious-fraction=0.2 gradient-noise.std=2",
+        "poison-ratio-min=0.1 gradient-noise.std=2",
         'output-dir="elsewhere" data-dir="elsewhere"',
     ],
 )
