@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import tomllib
+import zipfile
+from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
 from flwr.common.config import flatten_dict
 from flwr.serverapp import ServerApp
@@ -52,6 +56,25 @@ def test_an_app_imports_and_learns(kind, tmp_path, monkeypatch):
         own.test_two_clients_learn(tmp_path / "runs")
     [run_dir] = (tmp_path / "runs").iterdir()
     assert load(run_dir).lines("rounds")[-1]["test_accuracy"] > 0.5
+
+
+def test_all_modules_of_an_app_are_sent_to_its_nodes(tmp_path):
+    """Its own model may lie in a package of its package."""
+    app = tmp_path / "new-app"
+    write_app(app)
+    nets = app / "new_app" / "nets" / "small"
+    nets.mkdir(parents=True)
+    for folder in (nets, nets.parent):
+        (folder / "__init__.py").write_text("")
+    (nets / "net.py").write_text("WIDTH = 8\n")
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(app))) as bundle:
+        sent = {name for name in bundle.namelist() if name.endswith(".py")}
+    written = {path.relative_to(app).as_posix() for path in (app / "new_app").rglob("*.py")}
+    assert {"new_app/task.py", "new_app/nets/small/net.py"} <= written == sent
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    installed = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    for package in ("new_app", "new_app.nets", "new_app.nets.small"):
+        assert any(fnmatch(package, pattern) for pattern in installed), package
 
 
 @pytest.mark.parametrize("page", ["consortium", "member-policy"])
