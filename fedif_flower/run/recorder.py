@@ -289,6 +289,8 @@ class RunRecorder(RunWriter):
             return "there is no checkpoint to go on from"
         name = json.dumps(self.run_dir.name)
         keys = f'run-name={name} resume="auto" num-clients={self.config.num_clients}'
+        if saved >= self.num_rounds:
+            return f"all rounds are done, and its end is made again with {keys}"
         return f"it goes on at round {saved + 1} with {keys}"
 
     def _add(self, table: str, lines: Sequence[Line]) -> None:

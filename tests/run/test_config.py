@@ -19,6 +19,7 @@ from fedif_flower.run.loaded_task import site_of
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import read_config
+from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server import nodes
@@ -269,6 +270,22 @@ def test_another_number_than_is_simulated_ends_the_run_before_it_begins(tmp_path
 
 
 @pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"pace.rounds": "buffered", "pace.buffer-size": 2},
+            "pace.rounds = 'buffered'; allowed: 'synchronous' in a simulation",
+        ),
+        ({"pace.late-rounds": 1}, "pace.late-rounds = 1; allowed: 0 in a simulation"),
+    ],
+)
+def test_late_replies_are_refused_where_clients_are_simulated(tmp_path, settings, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        through_the_door(LateGrid(client_app, 2), small(tmp_path, **settings, **{"num-clients": 2}))
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
     ("settings", "fewest"),
     [
         ({}, 2),
@@ -332,6 +349,25 @@ def test_a_run_that_is_stopped_says_how_it_goes_on(tmp_path, caplog):
     assert said == "stopped after round 2 of 5; it goes on at round 3"
     through_the_door(LateGrid(client_app, 3), settings | parse_overrides(keys))
     assert [row["round"] for row in read_rows(run_dir / "rounds.csv")] == list("012345")
+
+
+def test_a_run_that_is_stopped_behind_its_last_round_does_not_speak_of_another_one(
+    tmp_path, caplog, monkeypatch
+):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    settings = small(tmp_path, **{"num-clients": 2})
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecorder, "on_end", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            through_the_door(LateGrid(client_app, 2), settings)
+    (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
+    said, _, keys = told.partition(" with ")
+    assert said == "stopped after round 2 of 2; all rounds are done, and its end is made again"
+    through_the_door(LateGrid(client_app, 2), settings | parse_overrides(keys))
+    (run_dir,) = tmp_path.iterdir()
+    assert (run_dir / "summary.json").is_file()
 
 
 RULE = "fedif_studies.lab.bounded:rule"
