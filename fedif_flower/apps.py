@@ -85,7 +85,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
             settings["task"] = OWN + task.name
         with _error_before_its_traceback():
             config = read_config(grid, settings, run_parts)
-            logger.info("Results: %s; Flower's SuperLink runs in %s", config.run_dir, Path.cwd())
+            logger.info("Flower's SuperLink runs in %s", Path.cwd())
             run_dir = run_federation(
                 grid, config, _log_row, task=task, parts=run_parts, run_config=context.run_config
             )

@@ -99,6 +99,7 @@ def run_federation(
         logger.warning(why_nobody)
     folder = RunFolder(loaded.config.run_dir)
     with about(run=folder.path.name), hold_directory(folder.path), ExitStack() as stack:
+        logger.info("Results: %s", folder.path)
         checkpoints = CheckpointFolder(folder.checkpoints, identity_of(loaded, task))
         checkpoint = checkpoints.find(loaded.config.resume)
         if run_config is None:

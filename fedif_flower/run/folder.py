@@ -41,6 +41,7 @@ from fedif_flower.storage import (
 )
 from fedif_flower.valuation.noise_profile import Suspect
 
+_LOCK = ".run.lock"
 _MEMBER = ("round", "partition_id", "client_id")
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 HELD_OUT_KEY = "held_out"  # In provenance and checkpoints: what was found before round 1.
@@ -373,6 +374,22 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, buffer.getvalue())
 
 
+def is_held(run_dir: Path) -> bool:
+    """Tell whether a run's directory is held now, as by :func:`hold_directory`."""
+    lock_path = run_dir / _LOCK
+    if not lock_path.is_file():
+        return False
+    lock = FileLock(lock_path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:  # Who begins a run there is told why.
+        return False
+    lock.release()
+    return False
+
+
 @contextmanager
 def hold_directory(
     run_dir: Path, *, setting: str = "", remedy: str = "set another run-name"
@@ -397,7 +414,7 @@ def hold_directory(
     ConfigError
         If it cannot be made or written to.
     """
-    lock_path = run_dir / ".run.lock"
+    lock_path = run_dir / _LOCK
     lock = FileLock(lock_path)
     holder = run_dir / ".run.holder"
     since = datetime.now(UTC).isoformat(sep=" ", timespec="seconds")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
 from fedif_flower.run.checkpoint import lies_in
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, is_held
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.server.nodes import (
     NODE_TIMEOUT,
@@ -127,18 +128,19 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     """
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
-    if config.resume == AUTO and not config.run_dir.exists():
-        logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
+    if config.resume == AUTO:
+        config = _as_it_was_called(config)
+        if not config.run_dir.exists():
+            logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
     if config.overwrite:
         return config
     earlier = _earlier_run(config)
     if earlier is None:
         return config
     if config.run_name != config.auto_name:
-        lost_run, how_to_go_on = earlier
+        lost_run, allowed = earlier
         raise ConfigError(
-            f"run-name = {config.run_name!r}: {config.run_dir} holds {lost_run}; allowed: "
-            f"{how_to_go_on}another run-name, or overwrite = true"
+            f"run-name = {config.run_name!r}: {config.run_dir} holds {lost_run}; allowed: {allowed}"
         )
     number = 2
     while True:
@@ -148,21 +150,44 @@ def with_free_folder(config: RunConfig) -> RunConfig:
         number += 1
 
 
+def _as_it_was_called(config: RunConfig) -> RunConfig:
+    """Return a config with the name of the run to go on with, which may have got a number.
+
+    Of several it is the last one that has stopped; where all have ended, the last one.
+    """
+    if config.run_name != config.auto_name:
+        return config
+    names = {1: config.auto_name}
+    if config.run_dir.parent.is_dir():
+        for folder in config.run_dir.parent.iterdir():
+            numbered = re.fullmatch(re.escape(config.auto_name) + r"-([1-9]\d*)", folder.name)
+            if numbered:
+                names[int(numbered[1])] = folder.name
+    attempts = [config.replace(run_name=names[number]) for number in sorted(names)]
+    begun = [attempt for attempt in attempts if attempt.run_dir.is_dir()]
+    stopped = [attempt for attempt in begun if not RunFolder(attempt.run_dir).is_complete()]
+    return (stopped or begun or attempts)[-1]
+
+
 def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
-    """Return which run that would be lost is in a folder, and how to go on with it, in words.
+    """Return which run that would be lost is in a folder, and what to set instead, in words.
 
     A run that goes on in its own folder is not lost.
     """
     folder = RunFolder(config.run_dir)
     if config.resume == AUTO or lies_in(folder.checkpoints, config.resume):
         return None
+    others = "another run-name, or overwrite = true"
+    if is_held(folder.path):
+        return "a run that is going on", "another run-name"
     if folder.is_complete():
-        return "a finished run", ""
+        return "a finished run", others
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
-        return "a run that stopped", "resume = 'auto' to go on with it, "
+        return "a run that stopped", f"resume = 'auto' to go on with it, {others}"
     # It was killed before its first checkpoint; members may have receipts for its rounds.
     if folder.last_round():
-        return "rounds of a run that stopped", "resume = 'auto' to begin again and keep these, "
+        words = f"resume = 'auto' to begin again and keep these, {others}"
+        return "rounds of a run that stopped", words
     return None
 
 

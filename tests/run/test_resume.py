@@ -35,7 +35,7 @@ from fedif_flower.run.checkpoint import (
 )
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -292,6 +292,46 @@ def test_an_own_name_is_not_that_of_another_run_that_goes_on(two_runs, tmp_path)
     shutil.copytree(tmp_path / "runs" / "first", numbered.run_dir)
     file = numbered.run_dir / "checkpoints" / "round-000001.pt"
     assert with_free_folder(config.replace(resume=str(file))).run_dir == numbered.run_dir
+
+
+def test_a_run_goes_on_under_the_number_that_it_got(two_runs, tmp_path):
+    """The same command and resume="auto" go on with what stopped, not with what is finished."""
+    config = run_config(tmp_path / "runs", run_name="auto", resume="auto")
+    config = config.replace(run_name=config.auto_name)
+    assert with_free_folder(config).run_name == config.auto_name  # A new one.
+    finished, second = two_runs / "other", f"{config.auto_name}-2"
+    shutil.copytree(finished, config.run_dir)
+    assert with_free_folder(config).run_name == config.auto_name
+    for number in (2, 3, 10):
+        shutil.copytree(finished, config.run_dir.parent / f"{config.auto_name}-{number}")
+    assert with_free_folder(config).run_name == f"{config.auto_name}-10"
+    (config.run_dir.parent / second / "summary.json").unlink()
+    assert with_free_folder(config).run_name == second
+    # A name of the user's own is that name.
+    assert with_free_folder(config.replace(run_name="other")).run_name == "other"
+
+
+def test_the_place_of_a_run_that_goes_on_now_is_taken(tmp_path):
+    config = run_config(tmp_path, run_name="auto")
+    config = config.replace(run_name=config.auto_name)
+    with hold_directory(config.run_dir):
+        assert with_free_folder(config).run_name == f"{config.auto_name}-2"
+    assert with_free_folder(config).run_name == config.auto_name
+    named = config.replace(run_name="own")
+    told = r"run-name = 'own': .* holds a run that is going on; allowed: another run-name$"
+    with hold_directory(named.run_dir), pytest.raises(ConfigError, match=told):
+        with_free_folder(named)
+
+
+def test_the_log_says_where_the_results_are(two_runs, tmp_path, caplog):
+    """In a folder with a number, where the name is taken."""
+    caplog.set_level("INFO")
+    config = run_config(tmp_path / "runs", num_server_rounds=1)
+    config = config.replace(run_name=config.auto_name)
+    shutil.copytree(two_runs / "other", config.run_dir)
+    run_dir = run(config)
+    assert run_dir.name == f"{config.auto_name}-2"
+    assert f"Results: {run_dir}" in caplog.messages
 
 
 def test_nothing_of_a_run_that_another_one_replaces_counts_as_its_own(two_runs, tmp_path, caplog):
