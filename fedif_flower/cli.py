@@ -167,7 +167,11 @@ def show(
     from fedif_flower.run.results import load
 
     console = Console()
-    with refused_as(ConfigError, f"{run_dir} holds no run that can be read"):
+    # What is wrong with the output is not the run's: it is written behind.
+    with (
+        console.capture() as shown,
+        refused_as(ConfigError, f"{run_dir} holds no run that can be read"),
+    ):
         results = load(run_dir)
         if results.summary:
             print_summary(results.folder.path, console)
@@ -175,7 +179,9 @@ def show(
         members.print(console)
         if members.lines:
             console.print(column_words(members.heading), soft_wrap=True, highlight=False)
-        typer.echo(repr(results))
+        words = repr(results)
+    typer.echo(shown.get(), nl=False)
+    typer.echo(words)
     if picture is not None:
         typer.echo(f"Picture: {results.plot(picture, of or 'members').absolute()}")
 

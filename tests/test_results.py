@@ -4,6 +4,8 @@ import json
 import math
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -209,6 +211,17 @@ def test_a_run_that_is_not_complete_is_shown_and_not_compared(two, tmp_path):
     assert len(run.table().lines) == 3
     with pytest.raises(ConfigError, match="stopped is unfinished"):
         compare([run, load(two[1])])
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_is_not_the_run_s_fault(two):
+    program = "from fedif_flower.cli import main; main()"
+    show = [sys.executable, "-c", program, "show", str(two[0])]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(show, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "holds no run" not in done.stderr
 
 
 def test_the_commands(two, tmp_path, pictures):

@@ -14,7 +14,8 @@ from rich.console import Console
 def watch(
     run_dir: Annotated[Path, typer.Argument(help="a run's folder, also one copied from elsewhere")],
     to: Annotated[
-        Path | None, typer.Option(help="the page; default: RUN_DIR-watch.html beside the folder")
+        Path | None,
+        typer.Option(help="the page, *.html; default: RUN_DIR-watch.html beside the folder"),
     ] = None,
 ) -> None:
     """Write a page of how a run is: progress, curves, every member, and what to do.
@@ -25,13 +26,16 @@ def watch(
     """
     from fedif_consortium.watch.page import keep_page
     from fedif_consortium.watch.state import holds_run
-    from fedif_flower.errors import ConfigError
+    from fedif_flower.errors import ConfigError, require
     from fedif_flower.run.folder import RunFolder
 
     folder = RunFolder(run_dir)
     if not holds_run(folder):
         raise ConfigError(f"{str(run_dir)!r} holds no run: neither its config.json nor rounds.csv")
     absolute = run_dir.absolute()  # It has a name, also where RUN_DIR is ".".
+    # A page is not to take the place of one of the run's records.
+    is_page = to is None or to.suffix == ".html"
+    require(is_page, "to", str(to), "a page, *.html")
     page = to or absolute.parent / f"{absolute.name}-watch.html"
     typer.echo(f"Page: {page.absolute()}")
     with suppress(KeyboardInterrupt):

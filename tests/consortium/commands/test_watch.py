@@ -75,3 +75,11 @@ def test_a_page_is_written_beside_the_folder_of_a_run_that_is_over(tmp_path):
     assert "round 1 of 10 is over" in (tmp_path / "run-watch.html").read_text()
     call("watch", folder.path, "--to", tmp_path / "other.html")
     assert (tmp_path / "other.html").exists()
+
+
+def test_a_page_does_not_take_the_place_of_a_record(tmp_path):
+    folder = make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
+    before = folder.rounds.path.read_bytes()
+    with pytest.raises(ConfigError, match=r"to = '.*rounds\.csv'; allowed: a page, \*\.html"):
+        call("watch", folder.path, "--to", folder.rounds.path)
+    assert folder.rounds.path.read_bytes() == before
