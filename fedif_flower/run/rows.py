@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from io import StringIO
 from pathlib import Path
@@ -88,13 +89,18 @@ def read_rows(path: Path, rest: str | None = None, *, ended: bool = False) -> li
     Raises
     ------
     ConfigError
-        Naming the line, if any other one has fewer or more cells than the table has columns.
+        Naming the line, if any other one has fewer or more cells than the table has columns, or
+        the first one names a column twice.
     """
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8-sig", opener=regular) as file:
         text = file.read()
-    rows = list(csv.DictReader(StringIO(text, newline=""), restval=rest))
+    reader = csv.DictReader(StringIO(text, newline=""), restval=rest)
+    rows = list(reader)
+    for column, count in Counter(reader.fieldnames or ()).items():
+        if count > 1:
+            raise ConfigError(f"{path}, line 1: the column {column!r} is there {count} times")
     is_whole = text.endswith(("\n", "\r"))
     if rows and not is_whole and (ended or None in rows[-1].values()):
         rows.pop()  # It was cut off.

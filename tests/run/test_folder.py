@@ -86,6 +86,16 @@ def test_no_other_line_is_left_out_in_silence(tmp_path, rest, words):
         read_table(path, more=True)
 
 
+def test_a_column_that_is_there_twice_is_refused(tmp_path):
+    """The last one would count, without a word."""
+    path = tmp_path / "names.csv"
+    path.write_text("client_id,name,name\n1000,ada,mallory\n")
+    with pytest.raises(
+        ConfigError, match=r"names\.csv, line 1: the column 'name' is there 2 times"
+    ):
+        read_rows(path)
+
+
 def test_what_is_no_table_and_no_object_is_named(tmp_path):
     (tmp_path / "t.csv").write_bytes(b"a,b\n\xff,1\n")
     with pytest.raises(ConfigError, match=r"t\.csv cannot be read"):
