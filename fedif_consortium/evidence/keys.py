@@ -35,6 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_flower.errors import ConfigError
+from fedif_flower.foreign import read_whole
 from fedif_flower.storage import config_folder, require_private, write_private
 
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
@@ -42,6 +43,7 @@ VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 STATEMENT_KEY = "statement-key.pem"
 _SUFFIX = ".pub"
+_MOST_BYTES = 2**20  # Of a file with a public key.
 _KINDS = (
     "an Ed25519 key, not of small order, or one of P-256, P-384 or P-521, unencrypted, as OpenSSH "
     "or PEM"
@@ -262,7 +264,7 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
         files = sorted(folder.glob(f"*{_SUFFIX}"))
     for path in files:
         try:
-            data = path.read_bytes()
+            data = read_whole(path, _MOST_BYTES)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
         members[path.name.removesuffix(_SUFFIX)] = read_public_key(data, str(path))

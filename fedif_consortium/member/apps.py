@@ -20,7 +20,7 @@ from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import SigningKey, VerifyingKey, read_members
 from fedif_consortium.evidence.names import holder_of
 from fedif_flower.errors import ConfigError, EvidenceError
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import read_whole, refused_as
 from fedif_flower.settings import Settings, setting
 from fedif_flower.storage import make_folder, write_atomically
 
@@ -179,7 +179,7 @@ class MemberApps:
         signers = set()
         for path in self.signatures.glob(f"{digest}.*.sig"):
             try:
-                envelope = read_envelope(path.read_bytes(), str(path))
+                envelope = read_envelope(read_whole(path), str(path))
                 if envelope.payload_type != _TYPE or envelope.payload != digest.encode():
                     continue
                 # All of them or none: where one is damaged, the file counts for nothing.

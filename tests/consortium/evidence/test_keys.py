@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -151,3 +152,9 @@ def test_a_key_in_the_home_folder_is_found(tmp_path, monkeypatch):
     made = load_or_make_key(Path("~/node.key"))
     assert (tmp_path / "node.key").is_file()
     assert load_key(Path("~/node.key")).public_key() == made.public_key()
+
+
+def test_what_is_no_file_among_members_keys_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "ada.pub")
+    with pytest.raises(ConfigError, match=r"ada\.pub cannot be read: it is no regular file"):
+        read_members(tmp_path)
