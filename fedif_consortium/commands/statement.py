@@ -101,10 +101,10 @@ def make(
     require_directories([run_dir])
     from fedif_consortium.evidence import keys
     from fedif_consortium.statement.bundle import (
+        load_signer,
         make_statement,
         parse_budget,
         read_account,
-        require_same_signer,
         statement_terms,
     )
     from fedif_consortium.statement.manifest import ACCOUNT, PAGE
@@ -112,8 +112,7 @@ def make(
     from fedif_consortium.statement.pages import open_games
     from fedif_flower.run.folder import RunFolder
 
-    signer = keys.load_or_make_key(key or keys.default_key_path())
-    require_same_signer(run_dir, signer)
+    signer = load_signer(run_dir, key or keys.default_key_path())
     agreed = statement_terms(run_dir)
     budget = budget or agreed.budget
     folder = make_statement(

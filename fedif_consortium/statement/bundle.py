@@ -11,11 +11,17 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from fedif_consortium.evidence.attempts import Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import last_head
-from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, public_der
+from fedif_consortium.evidence.keys import (
+    SigningKey,
+    content_fingerprint,
+    load_or_make_key,
+    public_der,
+)
 from fedif_consortium.evidence.names import require_apart, require_names
 from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.account import Account, settle
@@ -75,33 +81,62 @@ def parse_budget(text: str) -> int:
     return 100 * int(whole) + int(cents.ljust(2, "0"))
 
 
-def require_same_signer(run_dir: Path, key: SigningKey) -> None:
-    """Refuse a key by which members do not know this run's operator.
+def load_signer(run_dir: Path, path: Path) -> Ed25519PrivateKey:
+    """Return the key that signs a run's statement: the one by which members know its operator.
 
     They were told of its rounds, and perhaps got a statement, under the key that the run had.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run's folder.
+    path : Path
+        The key's file. It is made if it is not there and members know no key yet.
 
     Raises
     ------
     ConfigError
-        Naming both keys.
+        Naming the key that members know, if it is another one.
+    StatementError
+        If the statement that is there was changed.
+    StorageError
+        If the key cannot be made.
+    """
+    known_keys = _keys_of_operator(run_dir)
+    if known_keys and not path.expanduser().exists():
+        signed_thing, known_key = next(iter(known_keys.items()))
+        raise ConfigError(
+            f"key = {str(path)!r} is not there, and {run_dir}: {signed_thing} is signed with the "
+            f"key {content_fingerprint(known_key)}: name its file with --key"
+        )
+    signer = load_or_make_key(path)
+    this_key = public_der(signer.public_key())
+    for signed_thing, known_key in known_keys.items():
+        if known_key != this_key:
+            raise ConfigError(
+                f"{run_dir}: {signed_thing} is signed with the key "
+                f"{content_fingerprint(known_key)}, not with {content_fingerprint(this_key)}: "
+                "name its file with --key"
+            )
+    return signer
+
+
+def _keys_of_operator(run_dir: Path) -> dict[str, bytes]:
+    """Return the public keys, as DER, by which members know a run's operator, by what they signed.
+
+    Raises
+    ------
     StatementError
         If the statement that is there was changed.
     """
     run = RunFolder(run_dir)
-    earlier_keys = {}  # By what they signed.
+    keys = {}
     if (run.statement / ENVELOPE).is_file():
         earlier = read_signed(run.statement).statement.predicate
-        earlier_keys["its earlier statement"] = public_der(earlier.signer)
+        keys["its earlier statement"] = public_der(earlier.signer)
     for head in run.round_heads.read():
-        earlier_keys["what members were told of its rounds"] = bytes.fromhex(head["key"])
-    this_key = public_der(key.public_key())
-    for signed_thing, earlier_key in earlier_keys.items():
-        if earlier_key != this_key:
-            raise ConfigError(
-                f"{run_dir}: {signed_thing} is signed with the key "
-                f"{content_fingerprint(earlier_key)}, not with {content_fingerprint(this_key)}: "
-                "name its file with --key"
-            )
+        keys["what members were told of its rounds"] = bytes.fromhex(head["key"])
+    return keys
 
 
 def make_statement(

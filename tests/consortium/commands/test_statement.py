@@ -6,7 +6,13 @@ import pytest
 
 from fedif_consortium.evidence.attempts import config_hash
 from fedif_consortium.evidence.bound_rows import RUN_CONFIG
-from fedif_consortium.evidence.keys import fingerprint, key_id, load_key, read_key_file
+from fedif_consortium.evidence.keys import (
+    fingerprint,
+    key_id,
+    load_key,
+    load_or_make_key,
+    read_key_file,
+)
 from fedif_consortium.federation.records import make_node_key, public_line
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
@@ -60,8 +66,15 @@ def test_a_statement_is_signed_with_the_key_that_members_know(tmp_path, monkeypa
     assert not (tmp_path / "home").exists()
 
     monkeypatch.delenv("FEDIF_FEDERATION")
-    with pytest.raises(ConfigError, match=f"earlier statement is signed with the key {own}, not"):
+    not_there = f"is not there, and .*: its earlier statement is signed with the key {own}: name"
+    with pytest.raises(ConfigError, match=not_there):
         call("statement", run_dir, "--again")
+    assert not (tmp_path / "home").exists()  # No key is made that nobody knows.
+    other = load_or_make_key(tmp_path / "other.pem")
+    theirs = fingerprint(other.public_key())
+    another = f"earlier statement is signed with the key {own}, not with {theirs}"
+    with pytest.raises(ConfigError, match=another):
+        call("statement", run_dir, "--again", "--key", tmp_path / "other.pem")
     assert not (run_dir / "statement-1").exists()
     call("statement", run_dir, "--again", "--key", federation / "statement-key.pem")
 
