@@ -140,7 +140,7 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
             f"{str(records.folder.path)!r} is of an app of its own, without a run config: it kept "
             "no updates, and nothing says how to attribute them"
         )
-    config = RunConfig.of_records(records.config)
+    config = RunConfig.of_records(records.config, where=str(records.folder.config.path))
     if task is None and config.task.startswith(OWN):
         raise ConfigError(f"the run's task is its app's own, {config.task!r}: call replay with it")
     loaded = load_task(config, task)

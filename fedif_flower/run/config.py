@@ -303,13 +303,20 @@ class RunConfig(ClientConfig, StrategyConfig):
         }
 
     @classmethod
-    def of_records(cls, settings: Mapping[str, Scalar]) -> Self:
+    def of_records(cls, settings: Mapping[str, Scalar], where: str = "") -> Self:
         """Read the settings that a run's records have; sections of others' parts are left out.
+
+        Parameters
+        ----------
+        settings : mapping of str to bool, int, float or str
+            What the records hold.
+        where : str
+            The file that holds them, for errors; empty: it needs no name.
 
         Raises
         ------
         ConfigError
-            Naming the key, its value and what is allowed.
+            Naming the file, the key, its value and what is allowed.
         """
         sections = set(cls.sections())
         sections |= {kind.section_name() for kind in OWN_SECTIONS}
@@ -321,7 +328,12 @@ class RunConfig(ClientConfig, StrategyConfig):
             section, dot, _ = key.partition(".")
             if not dot or section in sections:
                 readable[key] = value
-        return cls.from_run_config(readable)
+        try:
+            return cls.from_run_config(readable)
+        except ConfigError as error:
+            if not where:
+                raise
+            raise ConfigError(f"{where}: {error}") from error
 
     def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
         """Raise ConfigError for a key that is set, of a section that none of these parts has."""

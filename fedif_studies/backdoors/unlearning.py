@@ -189,7 +189,7 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     needed = (folder.summary.path, folder.config.path, folder.model)
     if not all(path.is_file() for path in needed):
         raise ConfigError(f"{str(run_dir)!r} holds no complete run with its model")
-    config = RunConfig.of_records(folder.config.read())
+    config = RunConfig.of_records(folder.config.read(), where=str(folder.config.path))
     loaded = load_task(config)
     inputs, targets = held_out_images(loaded.validation, "unlearning")
     model = loaded.model.to(loaded.validation.device)

@@ -448,3 +448,10 @@ def test_free_riders_of_a_real_run_get_nothing(free_riding):
     assert {members[1].verdict.level, members[3].verdict.level}.isdisjoint(["accept"])
     assert all(members[i].contribution > 0.05 * found.decrease for i in (0, 2, 4))
     assert sum(member.cents for member in found.members) > 900_00  # Bounds leave it to the honest.
+
+
+def test_a_setting_that_cannot_be_read_is_the_file_s(copy):
+    settings = RunFolder(copy).config
+    settings.write({**settings.read(), "batch-size": 0})
+    with pytest.raises(ConfigError, match=r"config\.json: batch-size = 0; allowed"):
+        replay(copy)
