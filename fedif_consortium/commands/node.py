@@ -38,8 +38,9 @@ def join(
         list[str] | None, typer.Option("-c", "--config", help="KEY=VALUE ... of the node")
     ] = None,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="of this host, for its own use")
-    ] = 9094,
+        int | None,
+        typer.Option(min=1, max=65535, help="of this host, for its own use; default: 9094"),
+    ] = None,
     policy: Policy = None,
     check: Annotated[bool, typer.Option(help="try whether the server answers")] = True,
     folder: Folder = _HERE,

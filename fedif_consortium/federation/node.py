@@ -22,11 +22,12 @@ from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.text import printable
+from fedif_flower.messages.text import enumerated, printable
 from fedif_flower.settings import Scalar, Settings, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
 GUARDED_SUPERNODE = "fedif_consortium.member.guarded_supernode"
+PORT = 9094
 _ABOUT = """\
 This host's node, written by `fedif node join`; `fedif node start` reads it.
 [config] is what the node says of itself: docs/configuration.md."""
@@ -39,7 +40,7 @@ class NodeSettings(Settings):
     federation: str = files.a_name("The federation.")
     member: str = files.a_name("This member there.")
     superlink: Address = an_address("Where the server is.")
-    port: int = setting(9094, "A port of this host, for the node's own use.", ge=1, le=65535)
+    port: int = setting(PORT, "A port of this host, for the node's own use.", ge=1, le=65535)
     policy: str = setting("", "What this host lets apps do; empty: no guard.")
     config: dict[str, Scalar] = setting(
         {}, "What the node says of itself.", allowed="a section of texts, numbers, true and false"
@@ -82,10 +83,12 @@ def join(
     invitation: Invitation,
     *,
     config: Mapping[str, Scalar],
-    port: int,
-    policy: str,
+    port: int | None = None,
+    policy: str = "",
 ) -> None:
     """Make what a node needs to take part, and the answer to its invitation.
+
+    Given again, it makes what is missing; settings that are there already have to be those given.
 
     Parameters
     ----------
@@ -95,16 +98,16 @@ def join(
         The operator's.
     config : mapping
         What the node says of itself beside its number, or instead of a default.
-    port : int
-        A port of this host, for the node's own use.
+    port : int, optional
+        A port of this host, for the node's own use. ``None``: 9094, or the one in the settings.
     policy : str
-        File with what this host lets apps do; empty: none.
+        File with what this host lets apps do; empty: none, or the one in the settings.
 
     Raises
     ------
     ConfigError
-        If the invitation is damaged, the folder is another federation's or member's, or a key of
-        ``config`` is wrong.
+        If the invitation is damaged, the folder is another federation's or member's, its settings
+        say otherwise, or a key of ``config`` is wrong.
     """
     # All is checked before anything is made.
     fingerprint = certificate_fingerprint(invitation.certificate)
@@ -121,11 +124,16 @@ def join(
         federation=invitation.federation,
         member=invitation.member,
         superlink=invitation.address,
-        port=port,
+        port=PORT if port is None else port,
         policy=policy,
         config={**node_config, **config},
     )
     _require_usable(settings.config)
+    if folder.configuration.exists():
+        given = {"superlink": invitation.address, **node_config, **config}
+        if port is not None:
+            given["port"] = port
+        _require_kept(folder, given, policy)
 
     files.private_folder(folder.path)
     answer_file = folder.answer(invitation.member)
@@ -148,6 +156,29 @@ def join(
     typer.echo(f"statement key's fingerprint: {printable(invitation.statement_key)}")
     if invitation.keeper_key:
         typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
+
+
+def _require_kept(folder: NodeFolder, given: Mapping[str, Scalar], policy: str) -> None:
+    """Raise ConfigError where a node's settings, which stay as they are, say otherwise.
+
+    Parameters
+    ----------
+    folder : NodeFolder
+        The node's.
+    given : mapping of str to bool, int, float or str
+        What the settings have to be, by key; those of ``config`` beside the node's own.
+    policy : str
+        File with what this host lets apps do, absolute; empty: as the settings say.
+    """
+    settings = folder.settings()
+    kept = {"superlink": settings.superlink, "port": settings.port, **settings.config}
+    different = [key for key, value in given.items() if kept.get(key) != value]
+    if policy and (folder.path / settings.policy).resolve() != Path(policy).resolve():
+        different.append("policy")
+    if different:
+        raise ConfigError(
+            f"{folder.configuration} is there and says otherwise ({enumerated(different)}): edit it"
+        )
 
 
 def _require_usable(config: Mapping[str, Scalar]) -> None:

@@ -31,6 +31,7 @@ from fedif_consortium.federation.records import FederationFolder, FederationSett
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
+from fedif_flower.messages.text import enumerated
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
@@ -47,8 +48,15 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
     ConfigError
         If there is another federation, or a file that is there is not what it should be.
     """
-    if folder.configuration.exists() and folder.settings() != settings:
-        raise ConfigError(f"{folder.configuration} is there and says otherwise: edit it")
+    if folder.configuration.exists():
+        given = settings.to_mapping()
+        kept = folder.settings().to_mapping()
+        different = [key for key in given if given[key] != kept.get(key)]
+        if different:
+            raise ConfigError(
+                f"{folder.configuration} is there and says otherwise ({enumerated(different)}): "
+                "edit it"
+            )
     files.private_folder(folder.path)
     _make_certificates(folder, settings)
     verb = "kept" if folder.statement_key.exists() else "made"

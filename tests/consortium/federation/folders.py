@@ -64,7 +64,7 @@ def answer_of(folder: FederationFolder, name: str, host: Path) -> Path:
 
 
 def join_as(host: Path, invitation: Invitation, **given: Any) -> None:
-    join(NodeFolder(host), invitation, **({"config": {}, "port": 9094, "policy": ""} | given))
+    join(NodeFolder(host), invitation, **({"config": {}} | given))
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -163,3 +163,31 @@ def test_a_folder_serves_one_member_of_one_federation(node, invitation, tmp_path
     node.authority.write_bytes(before["ca.crt"])
     join_as(node.path, invitation)
     assert content(node.path) == before
+
+
+def test_a_host_that_joins_again_keeps_its_settings_and_says_where_others_were_given(
+    node, invitation, tmp_path
+):
+    """A policy that is passed over would let every app of the operator run."""
+    join_as(node.path, invitation, config={"data-dir": "/srv/data"}, port=9099)
+    kept = node.configuration.read_bytes()
+    policy = str(tmp_path / "policy.toml")
+    join_as(node.path, invitation)  # Nothing is given: nothing is passed over.
+    join_as(node.path, invitation, config={"data-dir": "/srv/data"}, port=9099)
+    others = [
+        ({"policy": policy}, "policy"),
+        ({"port": 9094, "config": {"data-dir": "/srv/other"}}, "data-dir, port"),
+    ]
+    for given, keys in others:
+        with pytest.raises(ConfigError, match=rf"node\.toml .* otherwise \({keys}\): edit it"):
+            join_as(node.path, invitation, **given)
+    with_masks = invitation.replace(keeper_key="16" * 32)
+    with pytest.raises(ConfigError, match=r"otherwise \(keeper-key, signing-key\): edit it"):
+        join_as(node.path, with_masks)
+    with pytest.raises(ConfigError, match=r"otherwise \(superlink\): edit it"):
+        join_as(node.path, invitation.replace(address="elsewhere.example.org:9092"))
+    assert node.configuration.read_bytes() == kept
+    text = kept.decode().replace('policy = ""', 'policy = "../policy.toml"')
+    node.configuration.write_text(text)
+    (tmp_path / "policy.toml").touch()
+    join_as(node.path, invitation, policy=str(node.path / ".." / "policy.toml"))
