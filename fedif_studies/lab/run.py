@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar
-from fedif_flower.storage import make_folder
+from fedif_flower.storage import exclusive_lock, make_folder
 from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
 from fedif_studies.lab.parallel import CellTakenError, carry_out, stopped_says_what_stays, time_in
 from fedif_studies.rows import add_rows, machine, revision
@@ -163,6 +164,16 @@ def claims(output_dir: Path) -> Path:
     return output_dir / _CLAIMS
 
 
+@contextmanager
+def report_held(output_dir: Path) -> Iterator[None]:
+    """Hold an output folder's results for whoever reports them, or exchanges one for another.
+
+    A report must not be written over by another queue's that was read before it.
+    """
+    with exclusive_lock(claims(output_dir) / "report.lock"):
+        yield
+
+
 def _write_failure(cell: Cell, error: FedIFError) -> None:
     """Add a row with the reason to those of the cell's group; a full disk leaves the line alone."""
     here = machine()
@@ -197,6 +208,8 @@ def run_cell(cell: Cell) -> None:
 def run_anew(cell: Cell, began: float) -> None:
     """Run a cell from its first round; what an earlier run left of it goes, wherever it lies.
 
+    A complete result goes when the new one is complete.
+
     Parameters
     ----------
     cell : Cell
@@ -212,12 +225,38 @@ def run_anew(cell: Cell, began: float) -> None:
     cell.require_unchanged()
     with claimed(cell):
         complete = find_result(cell)
-        if complete is not None and RunFolder(complete).summary.path.stat().st_mtime > began:
-            return
-        for run_dir in (cell.config.run_dir, complete):
-            if run_dir is not None:
-                shutil.rmtree(run_dir, ignore_errors=True)
-        _run(cell)
+        if complete is None:
+            shutil.rmtree(cell.config.run_dir, ignore_errors=True)
+            _run(cell)
+        elif RunFolder(complete).summary.path.stat().st_mtime <= began:
+            _replace_result(cell, complete)
+
+
+def _replace_result(cell: Cell, complete: Path) -> None:
+    """Run a cell that has a result; the new one takes its place once it is complete, too.
+
+    It is run elsewhere until then: whatever ends it, a kill among them, leaves the earlier result.
+    """
+    place = cell.config.run_dir
+    output_dir = place.parent.parent
+    # Deeper than where results are looked for.
+    elsewhere = claims(output_dir) / "again"
+    fresh = elsewhere / place.name
+    earlier = elsewhere / f"{place.name}.before"
+    for leftover in (fresh, earlier):  # Of a process that was killed.
+        shutil.rmtree(leftover, ignore_errors=True)
+    try:
+        _run(replace(cell, config=cell.config.replace(output_dir=str(elsewhere))))
+        with report_held(output_dir):
+            make_folder(place.parent)
+            if place.exists():
+                place.rename(earlier)
+            fresh.rename(place)
+        shutil.rmtree(earlier, ignore_errors=True)
+        if complete != place:  # It lay with another group.
+            shutil.rmtree(complete, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _run(cell: Cell) -> None:

@@ -33,9 +33,8 @@ def paper(
     """Measure tables of the paper and print them beside the paper's figures."""
     from fedif_flower.devices import select_device
     from fedif_flower.run.config import RunConfig
-    from fedif_flower.storage import exclusive_lock
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.lab.run import claims, run_cells
+    from fedif_studies.lab.run import report_held, run_cells
     from fedif_studies.paper.cells import cell_name, fill_table, select, table_cells
     from fedif_studies.paper.report import report_table
     from fedif_studies.paper.tables import TABLES
@@ -62,8 +61,7 @@ def paper(
         jobs = 1
     complete = run_cells(to_run, jobs, again=again)
     console = Console()
-    # Another queue's report must not be written over by one that was read before it.
-    with exclusive_lock(claims(output_dir) / "report.lock"):
+    with report_held(output_dir):
         measured = find_measurements([output_dir])
         for table in chosen:
             length = rounds or table.rounds

@@ -25,7 +25,7 @@ from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
 from fedif_studies.lab import cells, filling, run
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
-from fedif_studies.lab.measurements import read_measurement
+from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
@@ -125,6 +125,61 @@ def test_what_another_queue_has_completed_meanwhile_is_not_run_once_more(tmp_pat
         call(cell)
     assert run_ids(first.config.run_dir) == before
     assert len(run_ids(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("end", [RuntimeError, KeyboardInterrupt])
+def test_what_ends_a_cell_that_is_measured_again_leaves_its_result(
+    tmp_path, monkeypatch, end, capsys
+):
+    cell = small_cell(tmp_path)
+    assert run_cells([cell], 1)
+    [before] = run_ids(cell.config.run_dir)
+
+    def fail(*_: object) -> None:
+        raise end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CellProgress, "__call__", fail)
+        if end is KeyboardInterrupt:
+            with pytest.raises(GridInterrupted, match="not measured again are as they were"):
+                run_cells([cell], 1, again=True)
+        else:
+            assert not run_cells([cell], 1, again=True)
+            assert "failed: cell: RuntimeError" in capsys.readouterr().err
+    assert run_ids(tmp_path) == {before}
+    assert find_result(cell) == cell.config.run_dir
+    assert run_cells([cell], 1, again=True)
+    assert len(run_ids(tmp_path) - {before}) == 1
+    assert find_result(cell) == cell.config.run_dir
+
+
+def test_a_kill_leaves_the_result_of_a_cell_that_is_measured_again(tmp_path):
+    """Of what it had begun nothing counts, and the next start takes it away."""
+    cell = small_cell(tmp_path)
+    assert run_cells([cell], 1)
+    ids = run_ids(cell.config.run_dir)
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py"), str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert run_ids(cell.config.run_dir) == ids
+    assert [measured.run_dir for measured in find_measurements([tmp_path])] == [cell.config.run_dir]
+    assert run_cells([cell], 1, again=True)
+    assert len(run_ids(tmp_path)) == 1
+    assert not run_ids(tmp_path) & ids
+
+
+KILLED = """
+import os
+import signal
+import sys
+from pathlib import Path
+
+from fedif_studies.lab.run import CellProgress, run_cells
+from tests.studies.lab.small import small_cell
+
+CellProgress.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+run_cells([small_cell(Path(sys.argv[1]))], 1, again=True)
+"""
 
 
 @pytest.mark.all
