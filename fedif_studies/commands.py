@@ -47,13 +47,16 @@ def arena(
     from fedif_flower.run.rows import read_rows
     from fedif_studies.arena.bouts import bouts, name_of_data, play, setup
     from fedif_studies.arena.tables import missing_bouts, worst_cases, write_tables
+    from fedif_studies.rows import held_alone
 
     data = name_of_data(dataset, data_dir)
     all_bouts = bouts(data, range(seeds), strategies, attacks, shares)
     complete = play(output, all_bouts, setup(dataset, data_dir), jobs, again=again)
-    rows = read_rows(output)
     page = page or output.with_suffix(".md")
-    write_tables(page, rows)
+    # Another arena's tables must not be written over by those of rows that were read before.
+    with held_alone(page):
+        rows = read_rows(output)
+        write_tables(page, rows)
     console = Console()
     worst_cases(rows, data).print(console)
     for line in filter(None, missing_bouts(rows, data)):
@@ -84,6 +87,7 @@ def audit(
     from fedif_studies.audit.measure import measure
     from fedif_studies.audit.members import AUDITED, AuditTask, require_read
     from fedif_studies.audit.page import write_audit
+    from fedif_studies.rows import held_alone
 
     parsed = parse_config([AUDITED, *(config or [])], {})
     require_read(parsed)
@@ -93,7 +97,8 @@ def audit(
     folder = output_dir.expanduser().absolute()
     chosen = cases or tuple(CASES)
     complete = measure(task, folder, cases=chosen, seeds=seeds, retrain=retrain, again=again)
-    page = write_audit(folder, task.config)
+    with held_alone(folder):
+        page = write_audit(folder, task.config)
     print_line(Console(), f"Audit: {page}")
     finish(complete)
 

@@ -43,22 +43,23 @@ def sweep(
     from fedif_studies.lab.cells import find_result, remarks_on
     from fedif_studies.lab.comparison import report_sweep
     from fedif_studies.lab.measurements import Measurement, read_measurement
-    from fedif_studies.lab.run import run_cells
+    from fedif_studies.lab.run import report_held, run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
 
     cells = read_sweep(spec, RunConfig.defaults(), output_dir)
     swept = swept_keys(spec)  # Now: the file may say something else when the cells are done.
     complete = run_cells(cells, jobs, again=again)
     measured: dict[Path, Measurement] = {}  # Cells may share a result.
-    for run_dir in filter(None, map(find_result, cells)):
-        measurement = read_measurement(run_dir)
-        if measurement is not None:
-            measured[run_dir] = measurement
-    if measured:
-        name = cells[0].group
-        remarks = remarks_on(cells, measured)
-        folder = output_dir / name
-        report_sweep(name, list(measured.values()), folder, Console(), swept, remarks)
+    with report_held(output_dir):
+        for run_dir in filter(None, map(find_result, cells)):
+            measurement = read_measurement(run_dir)
+            if measurement is not None:
+                measured[run_dir] = measurement
+        if measured:
+            name = cells[0].group
+            remarks = remarks_on(cells, measured)
+            folder = output_dir / name
+            report_sweep(name, list(measured.values()), folder, Console(), swept, remarks)
     finish(complete)
 
 

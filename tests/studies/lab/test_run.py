@@ -11,8 +11,11 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 from typer.testing import CliRunner
 
 from fedif_flower.client.app import task_app
@@ -23,13 +26,14 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
-from fedif_studies.lab import cells, filling, run
+from fedif_studies.lab import cells, comparison, filling, measurements, run
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
     claimed,
+    claims,
     federated,
     run_anew,
     run_cell,
@@ -242,6 +246,35 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
     assert len(run_ids(tmp_path)) == len(ids) == 2
     assert not run_ids(tmp_path) & ids
     assert not list((tmp_path / "out" / "one").glob("*/summary.json"))  # It lies with the second.
+
+
+def test_a_sweep_reads_and_writes_its_report_while_no_other_queue_does(tmp_path, monkeypatch):
+    """Else one that ends first, and draws longer, writes an older table over a later one."""
+    held = []
+
+    def noting(module: ModuleType, name: str) -> None:
+        call = getattr(module, name)
+
+        def noted(*words: Any) -> Any:
+            held.append((name, _is_held(claims(tmp_path / "out") / "report.lock")))
+            return call(*words)
+
+        monkeypatch.setattr(module, name, noted)
+
+    noting(measurements, "read_measurement")
+    noting(comparison, "report_sweep")
+    small = "num-clients = 5\nfraction-train = 0.4\nnum-server-rounds = 1\nlocal-epochs = 1\n"
+    (tmp_path / "one.toml").write_text(f"{small}device = 'cpu'\n")
+    sweep(["sweep", f"{tmp_path}/one.toml", "--output-dir", f"{tmp_path}/out", "--jobs", "1"])
+    assert held == [("read_measurement", True), ("report_sweep", True)]
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        FileLock(path).acquire(timeout=0).lock.release()
+    except Timeout:
+        return True
+    return False
 
 
 def test_a_sweep_says_which_cells_lack_a_run_and_which_share_one(tmp_path, monkeypatch):
