@@ -59,7 +59,9 @@ def sweep(
             name = cells[0].group
             remarks = remarks_on(cells, measured)
             folder = output_dir / name
-            report_sweep(name, list(measured.values()), folder, Console(), swept, remarks)
+            planned = [cell.config.to_mapping() for cell in cells]
+            runs = list(measured.values())
+            report_sweep(name, runs, folder, Console(), swept, remarks, planned)
     finish(complete)
 
 

@@ -33,6 +33,7 @@ from fedif_studies.lab.table import MeanStd, write_table
 from fedif_studies.rows import add_rows
 
 _CLIPPING = "update-clipping"
+Settings = Mapping[str, Scalar]
 
 
 def compare(runs: Sequence[Run]) -> ResultTable:
@@ -142,6 +143,7 @@ def report_sweep(
     console: Console,
     swept: Collection[str],
     more_remarks: Sequence[str] = (),
+    planned: Sequence[Settings] = (),
 ) -> None:
     """Write and print a line per combination of the settings that differ.
 
@@ -161,8 +163,10 @@ def report_sweep(
         The keys that were varied; others that differ follow from them.
     more_remarks : sequence of str
         What else is said of the cells.
+    planned : sequence of mapping
+        The settings of all cells, those without a run included: what they vary names each line.
     """
-    axes = _axes_of(measurements, swept)
+    axes = _axes_of(measurements, swept, planned)
     combinations: dict[tuple[Scalar, ...], list[Measurement]] = {}
     for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
         values = tuple(measurement.config.get(axis, "") for axis in axes)
@@ -200,14 +204,19 @@ def report_sweep(
     write_table(table, folder, console, remarks, pictures)
 
 
-def _axes_of(measurements: Sequence[Measurement], swept: Collection[str]) -> list[str]:
+def _axes_of(
+    measurements: Sequence[Measurement], swept: Collection[str], planned: Sequence[Settings]
+) -> list[str]:
     """Return the settings that tell the runs of a seed apart: those that were varied.
 
-    A run has some of them under another key: what ``own-settings`` holds, and settings of an entry
-    point that are called by its object.
+    One of which a single value is measured yet is among them: a line has to say whose it is. A run
+    has some of them under another key: what ``own-settings`` holds, and settings of an entry point
+    that are called by its object.
     """
     differing = varying(measurements, swept)
-    axes = [key for key in differing if key in swept]
+    varied = {*differing, *_varying_in(planned, swept)}.intersection(swept)
+    keys = dict.fromkeys(itertools.chain.from_iterable(run.config for run in measurements))
+    axes = [key for key in keys if key in varied]
     for key in differing:
         if key not in axes and _differs_within(measurements, axes, key):
             axes.append(key)
@@ -249,14 +258,18 @@ def varying(measurements: Sequence[Measurement], swept: Collection[str] = ()) ->
     Where a run wrote and read counts only if it is one of the keys that were ``swept``: another
     folder has other data then.
     """
-    configs = [measurement.config for measurement in measurements]
+    return _varying_in([measurement.config for measurement in measurements], swept)
+
+
+def _varying_in(configs: Sequence[Settings], swept: Collection[str]) -> list[str]:
+    """Return the settings in which those configs differ that have them; see :func:`varying`."""
     keys = dict.fromkeys(itertools.chain.from_iterable(configs))
     # That a run took the place of another is no part of what it measured either.
     ignored = {*PATHS}.difference(swept) | {"overwrite", "seed", STAGES_KEY}
     return [key for key in keys if key not in ignored and _varies(key, configs)]
 
 
-def _varies(key: str, configs: Sequence[Mapping[str, Scalar]]) -> bool:
+def _varies(key: str, configs: Sequence[Settings]) -> bool:
     """Return whether a setting differs; a section's key counts where the section was chosen."""
     if "." in key:
         configs = [config for config in configs if key in config]

@@ -14,6 +14,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run import palette, plots
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import read_rows
+from fedif_flower.settings import Scalar
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
 from fedif_studies.lab.comparison import report_sweep, varying
@@ -111,6 +112,21 @@ def test_a_sweep_has_a_panel_for_each_value_and_names_its_axes(swept, tmp_path, 
         assert all(float(place).is_integer() for place in panel.get_xticks())
     page = (tmp_path / "out" / "table.md").read_text()
     assert "![axes](axes.png)\n\n![accuracy](accuracy.png)" in page
+
+
+def test_a_line_says_whose_it_is_where_one_value_of_an_axis_alone_is_measured(tmp_path, drawn):
+    own: dict[str, Scalar] = {"strategy": "median", "num-server-rounds": 1}
+    write_result(tmp_path / "runs" / "median", own, [0.5])
+    runs = find_measurements([tmp_path / "runs"])
+    keys = {"strategy", "learning-rate"}
+    # Its third cell has the same rate: no axis, as all have it.
+    planned = [{**runs[0].config, "strategy": name} for name in ("fedavg", "median", "krum")]
+    report_sweep("mine", runs, tmp_path / "out", Console(width=200), keys, planned=planned)
+    page = (tmp_path / "out" / "table.md").read_text()
+    assert "| strategy | seeds | last round |" in page
+    assert "| median | 1 | 50.00 |" in page
+    (legend,) = drawn["accuracy.png"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["median"]
 
 
 def test_folders_that_a_sweep_goes_over_are_an_axis_and_no_seeds(tmp_path):

@@ -296,6 +296,7 @@ def test_a_sweep_says_which_cells_lack_a_run_and_which_share_one(tmp_path, monke
     assert "failed: strategy-median" in sweep(words, exit_code=1)
     page = (tmp_path / "out" / "mine" / "table.md").read_text()
     assert "Missing: 1 of 2 cells: strategy-median_learning-rate-auto_seed0.\n" in page
+    assert "| strategy | seeds |" in page  # Of which one alone is measured.
     assert "The last round failed in" not in page
     [good] = {find_result(cell) for cell in cells_of_sweep} - {None}
     summary = RunFolder(good).summary
