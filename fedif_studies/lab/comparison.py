@@ -241,10 +241,14 @@ def _draw_sweep(
     """Draw a sweep over rounds, and along the axis with most numbers; return the pictures."""
     axes = axes_of(measurements, keys)
     along, over_rounds = roles_of(axes, over_rounds=False), roles_of(axes, over_rounds=True)
+    by_axis = folder / "axes.png"
+    by_round = folder / "accuracy.png"
+    for earlier in (by_axis, by_round):  # Of a sweep of this name that had other axes.
+        earlier.unlink(missing_ok=True)
     drawn = []
     if along != over_rounds:
-        drawn.append((along, folder / "axes.png"))
-    drawn.append((over_rounds, folder / "accuracy.png"))
+        drawn.append((along, by_axis))
+    drawn.append((over_rounds, by_round))
     return [path for roles, path in drawn if plot_sweep(measurements, axes, roles, path, name)]
 
 

@@ -105,6 +105,7 @@ def _draw_pictures(table: PaperTable, cells: Sequence[TableCell], folder: Path) 
     pictures = []
     for column in table.columns:
         path = folder / f"{column.key}.png"
+        path.unlink(missing_ok=True)  # Of runs that may be gone.
         of_column = [cell for cell in cells if cell.column.key == column.key]
         series = {cell.title: cell.measurements for cell in of_column}
         title = f"{table.title.partition(':')[0]}, {column.title}"

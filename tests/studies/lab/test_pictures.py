@@ -129,6 +129,15 @@ def test_a_line_says_whose_it_is_where_one_value_of_an_axis_alone_is_measured(tm
     assert [text.get_text() for text in legend.get_texts()] == ["median"]
 
 
+def test_a_picture_along_an_axis_that_a_sweep_has_no_more_is_gone(swept, tmp_path):
+    out = tmp_path / "out"
+    report_sweep("mine", swept, out, Console(width=200), set(KEYS))
+    assert {path.name for path in out.glob("*.png")} == {"axes.png", "accuracy.png"}
+    fewer = [run for run in swept if run.config["malicious-fraction"] == 0.1]
+    report_sweep("mine", fewer, out, Console(width=200), {"strategy", "attack"})
+    assert {path.name for path in out.glob("*.png")} == {"accuracy.png"}
+
+
 def test_folders_that_a_sweep_goes_over_are_an_axis_and_no_seeds(tmp_path):
     for folder, last in (("cats", 0.9), ("dogs", 0.5)):
         own = {"dataset": "image-folder", "data-dir": folder, "num-server-rounds": 1}
