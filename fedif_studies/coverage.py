@@ -47,6 +47,7 @@ from fedif_studies.held_out.cells import AS_IT_IS, CORRECTED
 from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.lists import counts_in, names_in
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
@@ -177,8 +178,9 @@ def main(
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
-    of_sizes = list(map(int, sizes.split(",")))
-    cells = cells_of(data.split(","), of_sizes, draws, rules.split(","), wrong)
+    of_data = names_in("data", data, OF_DATA)
+    of_rules = names_in("rules", rules, STRATEGIES)
+    cells = cells_of(of_data, counts_in("sizes", sizes), draws, of_rules, wrong)
     path_of_rows = WRONG_CSV if wrong else CSV
     complete = fill(path_of_rows, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(path_of_rows)).to_markdown()))

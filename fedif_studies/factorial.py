@@ -24,6 +24,7 @@ from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.cells import find_data
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.lists import names_in
 from fedif_studies.lab.run import federated, last_ten
 from fedif_studies.lab.table import MeanStd, pivot
 from fedif_studies.rows import RESULTS, Row, put_tables
@@ -329,7 +330,8 @@ def main(
             tables[f"{name} copies"] = copies_remark(accuracies, name)
         put_tables(PAGE, tables)
         return
-    quoted_first = sorted(cells(data.split(","), seeds), key=lambda cell: not _is_quoted(cell))
+    planned = cells(names_in("data", data, DATA), seeds)
+    quoted_first = sorted(planned, key=lambda cell: not _is_quoted(cell))
     rows = [cell._asdict() for cell in quoted_first]
     finish(fill(output, rows, partial(measure, data_dir), again=again))
 

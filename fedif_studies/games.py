@@ -42,6 +42,7 @@ from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.lists import counts_in
 from fedif_studies.lab.run import LABELS_AS_THEY_ARE
 from fedif_studies.rows import RESULTS, Row
 
@@ -236,7 +237,8 @@ def main(
     again: Again = False,
 ) -> None:
     """Play what is missing, and print the table."""
-    runs = product(map(int, epochs.split(",")), strategies.split(","), range(seeds), GAMES)
+    all_epochs = counts_in("epochs", epochs)
+    runs = product(all_epochs, strategies.split(","), range(seeds), GAMES)
     cells: list[Row] = []
     for num_epochs, strategy, seed, game in runs:
         cells.append({"epochs": num_epochs, "strategy": strategy, "seed": seed, "game": game})

@@ -30,6 +30,7 @@ from fedif_studies.benchmarks.memory import (
     resident_bytes,
 )
 from fedif_studies.lab.commands import run_study
+from fedif_studies.lab.lists import counts_in
 from tests.integration.deployed import wait_for
 from tests.integration.played import Played
 from tests.integration.protocol import Member
@@ -142,8 +143,8 @@ def main(
 ) -> None:
     """Print the table."""
     figures = []
-    for number in members.split(","):
-        figures += figures_of(int(number), measure(int(number)))
+    for number in counts_in("members", members):
+        figures += figures_of(number, measure(number))
     report("Memory of a ServerApp behind a SuperLink", "deployed-memory", figures, write=write)
 
 

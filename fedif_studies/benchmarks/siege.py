@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 from fedif_studies.lab.commands import run_study
+from fedif_studies.lab.lists import names_in
 from fedif_studies.rows import RESULTS, Row, add_rows, machine, revision
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
@@ -67,7 +68,7 @@ def main(
     write: Annotated[bool, typer.Option(help="write docs/results")] = False,
 ) -> None:
     """Measure, and print a line for each attack."""
-    attacks = only.split(",") if only else list(ATTACKS)
+    attacks = names_in("only", only, ATTACKS) if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
     # The seed is the federation's own; when attackers knock is nobody's draw.
     origin = {"revision": revision(), "seed": 0, "processor": machine()["processor"]}

@@ -17,10 +17,11 @@ import typer
 
 from fedif_flower.run.rows import read_rows
 from fedif_studies.held_out.cells import LINES, cells_of
-from fedif_studies.held_out.measure import measure
+from fedif_studies.held_out.measure import OF_DATA, measure
 from fedif_studies.held_out.table import short_table, table
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.lists import counts_in, names_in, shares_in
 from fedif_studies.rows import RESULTS
 
 CSV = RESULTS / "held-out.csv"
@@ -37,15 +38,15 @@ def main(
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
+    of_data = names_in("data", data, OF_DATA)
     if short:
-        for name in data.split(","):
+        for name in of_data:
             typer.echo("\n".join(short_table(read_rows(CSV), name).to_markdown()) + "\n")
         return
     if line not in LINES:
         raise typer.BadParameter(f"line = {line!r}; allowed: {', '.join(LINES)}")
-    shares = [float(share) for share in wrong.split(",")]
-    counts = [int(size) for size in sizes.split(",")]
-    cells = list(cells_of(line, data.split(","), counts, shares, seeds))
+    shares = shares_in("wrong", wrong)
+    cells = list(cells_of(line, of_data, counts_in("sizes", sizes), shares, seeds))
     complete = fill(CSV, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(CSV)).to_markdown()))
     finish(complete)
