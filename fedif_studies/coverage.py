@@ -47,7 +47,7 @@ from fedif_studies.held_out.cells import AS_IT_IS, CORRECTED
 from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.lists import counts_in, names_in
+from fedif_studies.lab.lists import names_in, sizes_in
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
@@ -56,6 +56,9 @@ MEMBERS = 10
 ROUNDS = 12
 MOST_OTHERS = 3000  # Examples of the rest that are looked at.
 LEAST_OTHERS = 0.9  # As a share of the held-out set: a smaller rest says nothing.
+TEST_EXAMPLES: Mapping[str, int] = {"digits": 600, "fashion-mnist": 10_000}
+SIZES = (60, 120, 300, 600)
+_USUAL = ",".join(map(str, SIZES))
 # Small enough for a draw in half a minute of one core.
 OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
     "digits": {},
@@ -90,14 +93,12 @@ def task_of(data: str, data_dir: str) -> AuditTask:
 
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
-    """Return the figures of one draw; none where too few examples are left beside it."""
+    """Return the figures of one draw."""
     examples = cell["examples"]
     draw = cell["draw"]
     task = task_of(cell["data"], data_dir)
     order = numpy_generator("coverage", draw).permutation(len(task.dataset.test))
     rest = order[examples : examples + MOST_OTHERS]
-    if len(rest) < LEAST_OTHERS * examples:
-        return []
     held_out = held_out_of(task, order[:examples], cell)
     others = task.held_out(rest, draw)
     rule = STRATEGIES[cell["strategy"]](held_out)
@@ -168,19 +169,26 @@ def attainable(examples: int, others: int) -> float:
     return 2 * float(norm.cdf(normal)) - 1
 
 
+def most_held_out(data: str) -> int:
+    """Return how many held-out examples leave a rest that says something."""
+    return int(min(TEST_EXAMPLES[data] / (1 + LEAST_OTHERS), MOST_OTHERS / LEAST_OTHERS))
+
+
 def main(
     data: Annotated[str, typer.Option(help="digits, fashion-mnist or both")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where Fashion-MNIST is")] = "",
-    sizes: Annotated[str, typer.Option(help="held-out examples")] = "60,120,300,600",
+    sizes: Annotated[
+        str, typer.Option(help=f"held-out examples; default: of {_USUAL} those that the data have")
+    ] = "",
     draws: Annotated[int, typer.Option(min=1, help="held-out sets for each")] = 20,
     rules: Annotated[str, typer.Option(help="by what updates are weighed")] = ",".join(RULES),
     wrong: Annotated[float, typer.Option(min=0, max=1, help="share of wrong labels")] = 0.0,
     again: Again = False,
 ) -> None:
     """Measure what the rows lack, and print a table of all."""
-    of_data = names_in("data", data, OF_DATA)
+    most = {name: most_held_out(name) for name in names_in("data", data, OF_DATA)}
     of_rules = names_in("rules", rules, STRATEGIES)
-    cells = cells_of(of_data, counts_in("sizes", sizes), draws, of_rules, wrong)
+    cells = cells_of(sizes_in(sizes, SIZES, most), draws, of_rules, wrong)
     path_of_rows = WRONG_CSV if wrong else CSV
     complete = fill(path_of_rows, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(path_of_rows)).to_markdown()))
@@ -188,17 +196,18 @@ def main(
 
 
 def cells_of(
-    data: Sequence[str], sizes: Sequence[int], draws: int, rules: Sequence[str], wrong: float
+    sizes: Mapping[str, Sequence[int]], draws: int, rules: Sequence[str], wrong: float
 ) -> list[Row]:
     """Return the cells; where labels are wrong, each once as it is and once corrected."""
     cells: list[Row] = []
-    for name, draw, size, rule in product(data, range(draws), sizes, rules):
-        cell = {"data": name, "strategy": rule, "examples": size, "draw": draw}
-        if wrong:
-            cells.append({**cell, "wrong": wrong, "treatment": AS_IT_IS})
-            cells.append({**cell, "wrong": wrong, "treatment": CORRECTED})
-        else:
-            cells.append(cell)
+    for name, of_data in sizes.items():
+        for draw, size, rule in product(range(draws), of_data, rules):
+            cell = {"data": name, "strategy": rule, "examples": size, "draw": draw}
+            if wrong:
+                cells.append({**cell, "wrong": wrong, "treatment": AS_IT_IS})
+                cells.append({**cell, "wrong": wrong, "treatment": CORRECTED})
+            else:
+                cells.append(cell)
     return cells
 
 

@@ -16,22 +16,26 @@ from typing import Annotated
 import typer
 
 from fedif_flower.run.rows import read_rows
-from fedif_studies.held_out.cells import LINES, cells_of
+from fedif_studies.held_out.cells import LINES, MOST_HELD_OUT, cells_of
 from fedif_studies.held_out.measure import OF_DATA, measure
 from fedif_studies.held_out.table import short_table, table
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.lists import counts_in, names_in, shares_in
+from fedif_studies.lab.lists import names_in, shares_in, sizes_in
 from fedif_studies.rows import RESULTS
 
 CSV = RESULTS / "held-out.csv"
+SIZES = (20, 100, 500, 2000)
+_USUAL = ",".join(map(str, SIZES))
 
 
 def main(
     line: Annotated[str, typer.Option(help=f"one of {', '.join(LINES)}")] = "core",
     data: Annotated[str, typer.Option(help="of digits, fashion-mnist, cifar10")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where the images are")] = "",
-    sizes: Annotated[str, typer.Option(help="held-out examples")] = "20,100,500,2000",
+    sizes: Annotated[
+        str, typer.Option(help=f"held-out examples; default: of {_USUAL} those that the data have")
+    ] = "",
     wrong: Annotated[str, typer.Option(help="shares of wrong labels")] = "0,0.1,0.3,0.5",
     seeds: Annotated[int, typer.Option(min=1)] = 3,
     short: Annotated[bool, typer.Option(help="measure nothing, print the page's tables")] = False,
@@ -46,7 +50,8 @@ def main(
     if line not in LINES:
         raise typer.BadParameter(f"line = {line!r}; allowed: {', '.join(LINES)}")
     shares = shares_in("wrong", wrong)
-    cells = list(cells_of(line, of_data, counts_in("sizes", sizes), shares, seeds))
+    counts = sizes_in(sizes, SIZES, {name: MOST_HELD_OUT[name] for name in of_data})
+    cells = list(cells_of(line, counts, shares, seeds))
     complete = fill(CSV, cells, partial(measure, data_dir), again=again)
     typer.echo("\n".join(table(read_rows(CSV)).to_markdown()))
     finish(complete)

@@ -18,7 +18,11 @@ from fedif_studies.held_out.labels import (
 from fedif_studies.rows import Row
 
 LEAST_TEST = 100
-MOST_HELD_OUT = {"digits": 600 - LEAST_TEST}
+MOST_HELD_OUT: Mapping[str, int] = {
+    "digits": 600 - LEAST_TEST,
+    "fashion-mnist": 10_000 - LEAST_TEST,
+    "cifar10": 10_000 - LEAST_TEST,
+}
 AS_IT_IS, LEFT_OUT, CORRECTED = TREATMENTS = ("as it is", "left out", "corrected")
 BY_CLASS = "by class"  # Corrected by chances of each class, as estimated ...
 TRUE_CHANCES = "true chances"  # ... or those by which labels became others.
@@ -92,18 +96,17 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
 
 
 def cells_of(
-    line: str, data: Sequence[str], sizes: Sequence[int], wrong: Sequence[float], seeds: int
+    line: str, sizes: Mapping[str, Sequence[int]], wrong: Sequence[float], seeds: int
 ) -> Iterator[Row]:
-    """Yield the cells of a line, small sets first.
+    """Yield the cells of a line, small sets first, with the sizes of each data set.
 
     Labels that are right are confused with none: where none is wrong, the kind says nothing, and
     the cells are the core's.
     """
     axes = LINES[line]
-    for name, size in product(data, sizes):
-        if size > MOST_HELD_OUT.get(name, size):
-            continue
+    for name, of_data in sizes.items():
         points = product(
+            of_data,
             range(seeds),
             axes["attack"],
             axes["strategy"],
@@ -112,7 +115,7 @@ def cells_of(
             axes["classes"],
             axes["treatment"],
         )
-        for seed, attack, strategy, share, kind, classes, treatment in points:
+        for size, seed, attack, strategy, share, kind, classes, treatment in points:
             if kind == CONFUSED and share == 0:
                 continue
             values = (name, attack, strategy, size, share, kind, classes, treatment, seed)

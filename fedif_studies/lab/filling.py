@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from fedif_flower.errors import StorageError
+from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.parallel import carry_out, stopped_says_what_stays
 from fedif_studies.rows import Row, add_rows, as_csv, committed_revision, machine
@@ -97,11 +98,19 @@ def fill(
 
     try:
         with stopped_says_what_stays(again=again):
-            none_failed = carry_out(todo, measure, keep, name_of, jobs)
+            none_failed = carry_out(todo, partial(_rows_of, measure), keep, name_of, jobs)
     finally:
         all_written = waiting.write()
         waiting.tell_of_unwritten()
     return none_failed and all_written
+
+
+def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
+    """Measure a cell; raise FedIFError where nothing came of it, as it would count as missing."""
+    rows = measure(cell)
+    if not rows:
+        raise FedIFError("no row came of it")
+    return rows
 
 
 class _WaitingRows:

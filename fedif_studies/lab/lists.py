@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
+
+import typer
 
 from fedif_flower.errors import ConfigError, require
 
@@ -36,6 +38,39 @@ def counts_in(option: str, text: str) -> list[int]:
     for count in counts:
         require(count >= 1, option, count, "integers >= 1")
     return counts
+
+
+def sizes_in(text: str, usual: Sequence[int], most: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return how many held-out examples there are to be, by data set.
+
+    Of the usual sizes a line says which a data set cannot have.
+
+    Parameters
+    ----------
+    text : str
+        The option ``sizes``; empty: the usual ones that a data set has.
+    usual : sequence of int
+        These.
+    most : mapping of str to int
+        The data sets, and how many examples each has at most.
+
+    Raises
+    ------
+    ConfigError
+        If a data set has fewer than the option asks for.
+    """
+    sizes: dict[str, list[int]] = {}
+    for data, limit in most.items():
+        if text:
+            sizes[data] = counts_in("sizes", text)
+            for size in sizes[data]:
+                require(size <= limit, "sizes", size, f"1 to {limit} of {data}")
+            continue
+        sizes[data] = [size for size in usual if size <= limit]
+        too_large = [str(size) for size in usual if size > limit]
+        if too_large:
+            typer.echo(f"left out: sizes = {','.join(too_large)}; allowed: 1 to {limit} of {data}")
+    return sizes
 
 
 def shares_in(option: str, text: str) -> list[float]:

@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
 from fedif_studies import coverage
 from fedif_studies.rows import RESULTS
 
 
 def test_right_labels_are_cells_without_a_treatment():
-    cells = coverage.cells_of(["digits"], [60], 2, ["FedAvg"], 0.0)
+    cells = coverage.cells_of({"digits": [60]}, 2, ["FedAvg"], 0.0)
     assert [cell["draw"] for cell in cells] == [0, 1]
     assert "treatment" not in cells[0]
 
 
+def test_most_held_out_examples_leave_a_rest_of_nine_tenths():
+    assert len(coverage.task_of("digits", "").dataset.test) == coverage.TEST_EXAMPLES["digits"]
+    # 315 leave 285 of 600, and 0.9 * 315 = 283.5. Of others, 3,000 are looked at: 0.9 * 3,333.3.
+    assert coverage.most_held_out("digits") == 315
+    assert coverage.most_held_out("fashion-mnist") == 3333
+
+
+def test_the_command_is_done_with_the_sizes_that_digits_have(capsys):
+    """As the page says: all rows are there."""
+    coverage.main()
+    told = capsys.readouterr().out
+    assert "left out: sizes = 600; allowed: 1 to 315 of digits\n" in told
+    assert "180 of 180 cells have a row\nnothing is measured" in told
+
+
+def test_a_size_that_digits_do_not_have_is_refused_where_it_is_asked_for():
+    with pytest.raises(ConfigError, match="sizes = 600; allowed: 1 to 315 of digits"):
+        coverage.main(sizes="60,600")
+
+
 def test_wrong_labels_are_taken_as_they_are_and_corrected():
-    cells = coverage.cells_of(["digits"], [60], 1, ["FedAvg"], 0.3)
+    cells = coverage.cells_of({"digits": [60]}, 1, ["FedAvg"], 0.3)
     assert [cell["treatment"] for cell in cells] == ["as it is", "corrected"]
 
 
@@ -27,7 +49,7 @@ def test_a_held_out_set_has_its_wrong_labels_and_the_loss_that_allows_for_them()
     right = _labels(task.held_out(rows, 0))
     as_it_is, corrected = (
         coverage.held_out_of(task, rows, cell)
-        for cell in coverage.cells_of(["digits"], [100], 1, ["FedAvg"], 0.3)
+        for cell in coverage.cells_of({"digits": [100]}, 1, ["FedAvg"], 0.3)
     )
     assert int((_labels(as_it_is) != right).sum()) == 30
     assert torch.equal(_labels(as_it_is), _labels(corrected))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+from fedif_flower.errors import ConfigError
 from fedif_flower.run.rows import read_rows
+from fedif_studies.held_out import __main__ as held_out
 from fedif_studies.held_out import cells, labels, measure
 from fedif_studies.held_out.__main__ import CSV
 from fedif_studies.held_out.table import moved_money, short_table, table
-from fedif_studies.rows import RESULTS
+from fedif_studies.rows import RESULTS, Row
 
 
 def row(wrong, treatment, shares, **more):
@@ -131,14 +136,26 @@ def test_who_attacks_a_class_calls_it_another():
     assert given.tolist() == [6, 0, 5]
 
 
-def test_sets_that_leave_no_test_examples_are_no_cells():
-    core = list(cells.cells_of("core", ["digits"], [100, 2000], [0.0, 0.3], 1))
-    assert {cell["examples"] for cell in core} == {100}
-    assert len(core) == 2 * 2 * 2 * 3
+def test_sets_that_leave_no_test_examples_are_refused_or_left_out_with_a_line(monkeypatch, capsys):
+    planned: list[Row] = []
+
+    def fill(_path: Path, rows: list[Row], *_: Any, **__: Any) -> bool:
+        planned.extend(rows)
+        return True
+
+    monkeypatch.setattr(held_out, "fill", fill)
+    held_out.main(seeds=1, wrong="0,0.3")
+    assert {cell["examples"] for cell in planned} == {20, 100, 500}
+    assert len(planned) == 3 * 2 * 2 * 2 * 3
+    assert capsys.readouterr().out.startswith(
+        "left out: sizes = 2000; allowed: 1 to 500 of digits\n"
+    )
+    with pytest.raises(ConfigError, match="sizes = 2000; allowed: 1 to 500 of digits"):
+        held_out.main(sizes="100,2000")
 
 
 def test_right_labels_are_confused_with_none():
-    confused = list(cells.cells_of("confused", ["digits"], [100], [0.0, 0.3], 1))
+    confused = list(cells.cells_of("confused", {"digits": [100]}, [0.0, 0.3], 1))
     assert {cell["wrong"] for cell in confused} == {0.3}
     assert len(confused) == 2 * 2 * 4
 
@@ -148,7 +165,7 @@ def test_right_labels_are_confused_with_none():
 def test_a_cell_of_each_line(monkeypatch, line):
     monkeypatch.setitem(measure.OF_DATA, "digits", {"num-server-rounds": 2})
     size = 400 if line in ("by-class", "hard") else 100  # Each class has to have 20 labels.
-    last = list(cells.cells_of(line, ["digits"], [size], [0.3], 1))[-1]
+    last = list(cells.cells_of(line, {"digits": [size]}, [0.3], 1))[-1]
     (figures,) = measure.measure("", last)
     assert 0 < float(figures["accuracy"]) < 1
     if last["strategy"] != "fedif":
@@ -160,7 +177,7 @@ def test_a_cell_without_suspects(monkeypatch):
     monkeypatch.setitem(measure.OF_DATA, "digits", {"num-server-rounds": 2})
     (cell,) = (
         cell
-        for cell in cells.cells_of("core", ["digits"], [100], [0.3], 1)
+        for cell in cells.cells_of("core", {"digits": [100]}, [0.3], 1)
         if (cell["attack"], cell["strategy"]) == ("label-noise", "fedavg")
         and cell["treatment"] == "left out"
     )

@@ -61,6 +61,18 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert missing(path, CELLS) == [CELLS[1]]
 
 
+def none_of_b(cell: Row) -> list[Row]:
+    return [] if cell["name"] == "b" else [{"figure": 1}]
+
+
+def test_a_cell_of_which_no_row_came_has_failed(tmp_path, capsys):
+    """It would be measured again and again, and the command say that all is there."""
+    path = tmp_path / "rows.csv"
+    assert not fill(path, CELLS, none_of_b)
+    assert "failed: b, 0.5, 0: no row came of it\n" in capsys.readouterr().err
+    assert [row["name"] for row in read_rows(path)] == ["a", "c"]
+
+
 def test_names_that_differ_by_case_alone_are_two_cells(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("rule,own,seed\nmine:trim,true,0\nmine:Mean,True,0\n")
