@@ -19,7 +19,7 @@ from fedif_flower.tasks.data.datasets import load_dataset
 from fedif_studies.arena.figures import read_figures
 from fedif_studies.lab.bounded import RULE, bounds_of, can_be_attributed
 from fedif_studies.lab.cells import find_data
-from fedif_studies.lab.filling import fill
+from fedif_studies.lab.filling import fill, missing
 from fedif_studies.lab.run import federated
 from fedif_studies.names import NAMES
 from fedif_studies.rows import Row
@@ -183,7 +183,15 @@ def play(
     *,
     again: bool = False,
 ) -> bool:
-    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.filling.fill`."""
+    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.filling.fill`.
+
+    Raises
+    ------
+    ConfigError, DataError
+        If there is no such data set, or it cannot be read: each bout would fail by itself.
+    """
+    if again or missing(path, all_bouts):
+        load_dataset(str(common["dataset"]), str(common["data-dir"]))
     return fill(path, all_bouts, partial(measure, dict(common)), jobs=jobs, again=again)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from fedif_flower.errors import ConfigError
 from fedif_studies import rows
 from fedif_studies.arena import bouts, tables
 from fedif_studies.audit import measure, page
@@ -46,3 +47,11 @@ def test_a_page_is_written_while_nobody_else_writes_it(
     told = CliRunner().invoke(cli, [*words, f"{tmp_path}/arena.csv"])
     assert told.exit_code == 0, told.output
     assert held_at_writing == [[tmp_path / place]]
+
+
+def test_data_that_the_arena_cannot_read_are_refused_before_the_first_bout(tmp_path):
+    """Each of its 3,510 bouts failed, and an empty page was written."""
+    told = CliRunner().invoke(cli, ["arena", "--dataset", "zzz", "--output", f"{tmp_path}/a.csv"])
+    assert str(told.exception).startswith("dataset = 'zzz'; allowed: digits, ")
+    assert isinstance(told.exception, ConfigError)
+    assert list(tmp_path.iterdir()) == []
