@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import shutil
 from collections.abc import Mapping, Sequence
@@ -203,7 +204,10 @@ def _require_space(run: RunContext, model_bytes: int) -> None:
     needed = copies * model_bytes + 2**20  # A mebibyte for tables, report and pictures.
     free = shutil.disk_usage(run.folder.path).free
     if free < needed:
+        # Rounded away from each other: two that are near would read as room enough.
+        free_mib = math.floor(10 * free / 2**20) / 10
+        needed_mib = math.ceil(10 * needed / 2**20) / 10
         raise ConfigError(
-            f"output-dir = {run.config.output_dir!r}: {free / 2**20:.1f} MiB free, but the model, "
-            f"its checkpoints and what is kept of rounds need {needed / 2**20:.1f} MiB"
+            f"output-dir = {run.config.output_dir!r}: {free_mib:.1f} MiB free, but the model, "
+            f"its checkpoints and what is kept of rounds need {needed_mib:.1f} MiB"
         )

@@ -192,6 +192,14 @@ def test_a_disk_that_cannot_hold_them_is_an_error_before_training(tmp_path, monk
     assert not (tmp_path / "run" / "updates").exists()
 
 
+def test_a_disk_that_lacks_a_byte_does_not_read_as_if_it_had_room(tmp_path, monkeypatch):
+    """A mebibyte and the model, of less than another one, are needed."""
+    free = shutil._ntuple_diskusage(2**30, 0, 2**20)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: free)
+    with pytest.raises(ConfigError, match=r"1\.0 MiB free, .* need 1\.[1-9] MiB"):
+        run(run_config(tmp_path, checkpoint_every=0))
+
+
 @pytest.mark.parametrize(
     ("paced", "most_replies"),
     [
