@@ -41,6 +41,17 @@ def of_seed(name: str, seed: int, figure: str = "test-last-ten", **values: str) 
     return 100 * float(row[figure])
 
 
+def test_the_page_names_the_row_whose_gamma_is_not_that_of_its_sweep():
+    """The sweep leaves gamma at what FedIF has by default on Fashion-MNIST."""
+    [row] = rows_of("batch-norm-fashion-mnist.csv", strategy="fedif", num_server_rounds="10")
+    of_cells = rows_of("batch-norm-fashion-mnist.csv", strategy="fedif", num_server_rounds="100")
+    [gamma] = {other["fedif.gamma"] for other in of_cells}
+    assert (
+        "FedIF over 10 rounds in `batch-norm-fashion-mnist.csv` has gamma = "
+        f"{row['fedif.gamma']}, where the cell has {gamma}."
+    ) in words_of("results.md")
+
+
 def test_leads_within_bounds_are_those_of_each_seed():
     text = words_of("results.md")
     for noise in ("label", "gradient"):
