@@ -129,8 +129,15 @@ class MessageGuard:
             send=self.send,
             get_run=lambda run_id: self._runs[run_id],
             get_fab=lambda _, run_id: self._fabs[self._runs[run_id].fab_hash],
-            pull_object=lambda _, object_id: self._pulled.pop(object_id),
+            # One that lies in two records of a message is pulled twice.
+            pull_object=lambda _, object_id: self._pulled[object_id],
+            confirm_message_received=self.confirm,
         )
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """Tell the SuperLink that Flower has a whole message, and let go of its objects."""
+        self._pulled = {}
+        self.connection.confirm_message_received(run_id, message_id)
 
     # -- in ---------------------------------------------------------------------------------------
 

@@ -198,6 +198,16 @@ def test_an_approved_app_s_message_and_reply_pass_as_they_are(member):
     assert member.fetched == 1
 
 
+def test_a_message_with_an_array_in_two_of_its_records_passes(member):
+    """Control variates begin at 0, as biases do: Flower asks for such an array twice."""
+    weight = Array(np.ones(4, dtype=np.float32))
+    zeros = Array(np.zeros(4, dtype=np.float32))
+    model = ArrayRecord({"weight": weight, "bias": zeros})
+    control = ArrayRecord({"weight": zeros, "bias": zeros})
+    assert member.ask(content=RecordDict({"arrays": model, "control": control})) is not None
+    assert all(member.store.get(part.object_id) for part in (weight, zeros, model, control))
+
+
 def test_an_app_changed_by_one_byte_is_refused_kept_and_runs_while_approved(member):
     changed = bundle("x = 2\n")
     digest = bundle_digest(changed)
