@@ -61,6 +61,14 @@ def test_bias_correction_by_hand():
     assert ledger.weights([7, 9]).tolist() == [1.0, 0.0]
 
 
+def test_without_smoothing_there_is_no_bias_to_correct():
+    """Omega is the round's own Psi: nothing of the initial .5 is left in it to be taken out."""
+    ledger = ScoreLedger(0.3, initial=0.5, smooth_update=False, bias_correction=True)
+    assert ledger.update([7, 8], vector(1.0, 0.25)).tolist() == [1.0, 0.25]
+    assert ledger.update([7], vector(0.75)).tolist() == [0.75]
+    assert ledger.scores == {7: 0.75, 8: 0.25}
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.floats(0.05, 1))
 def test_bias_corrected_scores_are_means_and_survive_a_checkpoint(scores, gamma):
     ledger = ScoreLedger(gamma, initial=0.5, bias_correction=True)
@@ -95,6 +103,8 @@ def test_population_weights_by_hand():
     # By the chance of a member, where each comes by itself: 0.2 / 1.5 / 0.1.
     own_chance = ledger.population_weights([1, 2], 4, chance=0.1).tolist()
     assert own_chance == pytest.approx([2 / 1.5, 6 / 1.5])
+    # Three were seen where two were announced: K = 3, nobody is unseen, 0.2 / 1 * 3 / 2.
+    assert ledger.population_weights([1, 2], 2).tolist() == pytest.approx([0.3, 0.9])
 
 
 def test_from_zero_an_unseen_client_counts_as_the_mean_of_those_seen():
