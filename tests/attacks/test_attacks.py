@@ -291,6 +291,21 @@ def test_a_linear_model_is_driven_to_the_corner_of_the_ball():
     torch.testing.assert_close(found, expected)
 
 
+def test_the_start_lies_anywhere_in_the_ball():
+    """A model that always says the same has no slope: what comes back is the start, x + U(-e, e).
+
+    Of 1,000 uniform draws none lies in an outer twentieth of the ball with chance .95^1000.
+    """
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    nn.init.zeros_(model[1].weight)
+    pixels, labels = torch.full((250, 1, 2, 2), 0.5), torch.zeros(250).long()
+    attack = AdversarialSamples(1.0, 0.1, step_size=0.01, steps=1)
+    generator = torch.Generator().manual_seed(0)
+    change = attack.poison_inputs(model, pixels, labels, lambda x: x, generator) - pixels
+    assert -0.1 - ROUNDING <= float(change.min()) < -0.09
+    assert 0.09 < float(change.max()) <= 0.1 + ROUNDING
+
+
 def test_the_model_is_left_exactly_as_it_was():
     model = build_model("cnn-batch-norm", (1, 28, 28), 10, seed=0).train()
     model[1].eval()
