@@ -64,6 +64,12 @@ def test_what_rounding_may_make_of_equal_influences_by_hand():
     assert influence_resolution(nobody, weight_normalization=False) == 1.5
 
 
+def test_what_rounding_may_do_grows_with_the_terms_of_a_sum():
+    """Of 10,000 float32 terms: 8 sqrt(10,000) 2^-24 |g|, times 3; |g| = 3 sqrt(10,000) = 300."""
+    found = project_updates(torch.ones(2, 10_000), torch.full((10_000,), 3.0))
+    assert influence_resolution(found) == pytest.approx(3 * 8 * 100 * 2**-24 * 300)
+
+
 @pytest.mark.parametrize("size", [1e-28, 1e30])
 def test_updates_whose_squares_leave_float32(size):
     clients = torch.tensor([[-size, 0.0]])
