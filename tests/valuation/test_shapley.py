@@ -31,7 +31,10 @@ from fedif_flower.valuation.shapley import (
     Utility,
     exact_shapley,
 )
+from fedif_flower.valuation.shapley.complementary import _residuals
+from fedif_flower.valuation.shapley.estimate import mean_of_draws
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_flower.valuation.shapley.gtg import _relative_change
 from fedif_flower.valuation.shapley.valuation import RoundGame, ShapleyValuation
 from tests.rounds import a_round
 
@@ -153,6 +156,18 @@ def test_what_chance_may_put_between_equal_clients_by_hand() -> None:
     assert alone.resolution == 0.0
 
 
+def test_the_error_of_a_mean_of_two_draws_by_hand() -> None:
+    """0 and 2 deviate by sqrt(2), with one degree of freedom: their mean 1 by sqrt(2) / sqrt(2)."""
+    found = mean_of_draws(torch.tensor([[0.0, 0.0], [2.0, 0.0]], dtype=torch.float64))
+    assert found.values.tolist() == [1.0, 0.0]
+    assert found.errors.tolist() == pytest.approx([1.0, 0.0])
+    # In a stratum of complementary contributions likewise; the value has it once over m = 1.
+    samples, strata = torch.tensor([[0.0], [2.0]]).double(), torch.tensor([[1], [1]])
+    sums, counts = torch.tensor([[0.0, 2.0]]).double(), torch.tensor([[0.0, 2.0]]).double()
+    in_stratum = Estimate(torch.ones(1), _residuals(samples, strata, sums, counts))
+    assert in_stratum.errors.tolist() == pytest.approx([1.0])
+
+
 @pytest.mark.parametrize("num_samples", [1, 2, 5])
 def test_few_samples_of_complementary_contributions_do_not_tell_equal_clients_apart(num_samples):
     """Strata of which there is one draw, or none, are no reason to be sure."""
@@ -226,6 +241,21 @@ def test_gtg_skips_a_round_that_changes_nothing_and_stops_after_enough_orders() 
     utility, asked = counted(additive_game([0.4, 0.3, 0.2, 0.1]))
     GTG(utility, 4, truncation=0.0, generator=Generator().manual_seed(0))
     assert asked == [2] + 8 * [4 * 5]
+    # Sweeps of 5: 30 is not beyond 30, 35 is.
+    utility, asked = counted(additive_game([0.4, 0.3, 0.2, 0.1, 0.1]))
+    GTG(utility, 5, truncation=0.0, generator=Generator().manual_seed(0))
+    assert asked == [2] + 7 * [5 * 6]
+
+
+def test_how_far_the_means_of_gtg_still_move_by_hand() -> None:
+    """Running means (4, 0.04), (2, 0.03), (2, 0.02); from the last by (1, 1), (0, 1/2), (0, 0).
+
+    Each client's change is taken in its own value: means over the two are 1, 1/4 and 0.
+    """
+    marginals = torch.tensor([[4.0, 0.04], [0.0, 0.02], [2.0, 0.0]], dtype=torch.float64)
+    assert _relative_change(marginals, 3) == pytest.approx(1.0)
+    assert _relative_change(marginals, 2) == pytest.approx(0.25)
+    assert _relative_change(marginals, 1) == 0.0
 
 
 def test_leave_one_out_by_hand() -> None:
@@ -381,6 +411,9 @@ def test_who_makes_outputs_infinite_is_right_about_nothing():
     worths = RoundGame(held_out, updates, "accuracy")
     in_order = torch.tensor([[False, False], [True, False], [False, True], [True, True]])
     assert worths(in_order).tolist() == pytest.approx([0.7, 0.7, 0.0, 0.0], rel=1e-6)
+    # Rounding is reckoned by the largest worth, whichever coalitions were asked for last.
+    assert worths(in_order[2:]).tolist() == [0.0, 0.0]
+    assert worths.largest == pytest.approx(0.7, rel=1e-6)
     assert exact_shapley(worths, 2).tolist() == pytest.approx([0.0, -0.7], rel=1e-6)
 
 
