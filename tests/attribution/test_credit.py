@@ -78,6 +78,14 @@ def test_the_usual_length_is_that_of_all_rounds():
     assert credit.length.tolist() == near(expected)
 
 
+def test_who_has_more_examples_may_send_longer_updates():
+    """Lengths grow with the root of the examples: 10 of them usually make 3 sqrt(10), and so on."""
+    examples = torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])
+    credit = bound(CreditBounds(1.25), torch.diag(3.0 * examples.sqrt()), examples=examples)
+    assert credit.length.tolist() == near([1.0] * 5)
+    assert credit.kept.tolist() == near([1.0] * 5)
+
+
 def test_who_does_not_move_has_no_length_and_changes_no_other_s():
     bounds = CreditBounds()
     for _ in range(2):
@@ -125,6 +133,13 @@ def test_the_mean_weight_beyond_so_many_median_members_is_not_credited():
     credit = bound(bounds, torch.eye(3))
     assert credit.weight.tolist() == near([0.65, 0.65, 1.7])
     assert credit.kept.tolist() == [1.0] * 3
+    # Weights that add up to 2, as coefficients may, are no larger beside each other.
+    doubled = bound(CreditBounds(weight=2.0), torch.eye(3), weights=2 * weights)
+    assert doubled.weight.tolist() == near([0.3, 0.3, 2.4])
+    # Who is beyond both bounds is held to both: 1.25 / 4 of its length, 2 / 2.4 of its weight.
+    lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
+    both = bound(CreditBounds(1.25, weight=2.0), lengths, weights=weights)
+    assert both.kept.tolist() == near([1.0, 1.0, 1.25 / 4 * 2.0 / 2.4])
     # Claims do not help: the share is that of the median member.
     claimed = torch.tensor([10.0, 10.0, 80.0])
     found = bound(CreditBounds(weight=2.0), torch.eye(3), weights=weights, examples=claimed)
@@ -177,6 +192,22 @@ def test_with_fewer_than_eight_members_what_is_not_borrowed_is_own():
     shares[1] = 1.0
     expected = [0.0, math.sqrt(3), *[2.0] * 5]
     assert own_lengths(gram, shares).tolist() == near(expected)
+
+
+def test_two_accomplices_of_ten_explain_nothing_and_a_third_one_does():
+    """Of ten, a fifth is not asked: the two that are most like a member, whichever their sign.
+
+    Three that send the same have nobody else alike; of four, one is asked, and explains all but
+    the ridge: 1 / 1.001.
+    """
+    three = torch.eye(10).double()
+    signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+    three[:3, :3] = signs[:, None] * signs
+    assert own_lengths(three, torch.zeros(10, 0)).tolist() == near([0.0] * 10)
+    four = torch.eye(10).double()
+    four[:4, :4] = 1.0
+    expected = [math.sqrt(1 / 1.001)] * 4 + [0.0] * 6
+    assert own_lengths(four, torch.zeros(10, 0)).tolist() == near(expected)
 
 
 def test_noise_is_nobodys_own():
@@ -240,6 +271,17 @@ def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     assert bool((paid <= contributions).all())
     whole = (contributions <= 0) & (returned == 0)
     assert bool((paid[whole] == contributions[whole]).all())
+
+
+def test_what_is_credited_by_hand():
+    """Of 1 without the .4 that is returned, a half; what returned steps took away adds nothing.
+
+    A loss is not halved, nor is one smaller without the .5 that it borrowed.
+    """
+    contributions = torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64)
+    returned = torch.tensor([0.4, -2.0, 0.0, 0.5], dtype=torch.float64)
+    kept = torch.full((4,), 0.5, dtype=torch.float64)
+    assert credited(contributions, kept, returned).tolist() == near([0.3, 0.5, -1.0, -1.0])
 
 
 @pytest.mark.parametrize("bound", [0.5, -1.0, math.nan, math.inf, "2"])
