@@ -49,7 +49,10 @@ MODELS = 0.1 * torch.eye(8)[:7]
 MODELS[:5, 7], MODELS[5, 7], MODELS[6, 7] = 1, -1, 0
 NORMS = torch.tensor([1.0, 2.0, 4.0, 8.0, 3.0, 50.0, 90.0])
 SMALL = (math.log(0.4 / 0.6) + 0.5) / (1 + 2 * (math.log(0.4 / 0.6) + 0.5))
+UNSURE, SURE = math.log(0.4 / 0.6) + 0.5, math.log(0.99 / 0.01) + 0.5
+GENTLE = [part / (2 * UNSURE + SURE) for part in (UNSURE, UNSURE, SURE)]
 ALONG = [[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [-2.0, 0.0]]
+ALONG_AND_SHORT = [[4.0, 0.0], [6.0, 0.0], [9.0, 0.0], [-1.0, 0.0]]
 ASIDE = [[0.0, 1.0, 1.0]] * 3 + [[0.0, -1.0, -1.0]]
 ZEROS = [[1.0, 1, 1, -1, -1, 0]] * 4 + [[1.0, 1, 1, -1, -1, -1]] * 2
 ALL_SIGNS = SignGuard(share=1.0)
@@ -97,6 +100,10 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         # Cosines with [1, 0]: 1, 1, 1, -1; the median is 1, the deviation sqrt(3)/2: z = 2 / 0.866.
         # The median of the lengths 1, 2, 6 is 2.
         (AlignIns(), ALONG, model(3.0, 0.0), [1 / 3, 1 / 3, 1 / 9, 0]),
+        # z = 2.31, by the deviation of these four; by that of all there could be it would be 2.
+        (AlignIns(2.2), ALONG, model(3.0, 0.0), [1 / 3, 1 / 3, 1 / 9, 0]),
+        # Who is left out has no say in the usual length either: of 4, 6, 9 it is 6, of all four 4.
+        (AlignIns(), ALONG_AND_SHORT, model(3.0, 0.0), [1 / 3, 1 / 3, 2 / 9, 0]),
         # All cosines with the model are 0; the last one's signs disagree with the principal ones.
         (AlignIns(share=0.7), ASIDE, model(1.0, 0.0, 0.0), [1 / 3, 1 / 3, 1 / 3, 0]),
         (AlignIns(10.0), [[1.0, 0.0], [-1.0, 0.0]], model(1.0, 1.0), [0.5, 0.5]),
@@ -107,6 +114,8 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         (FoolsGold(), [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]], {}, [1, 0, 0]),
         # Now 0.6 for both of the first, none for the third: alpha 0.4, 0.4, 1.
         (FoolsGold(), [[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]], {}, [SMALL, SMALL, 1 - 2 * SMALL]),
+        # kappa = 0.1: of 0.1 (log(0.4 / 0.6) + 0.5) and, as 1 counts for 0.99, 0.1 (log 99 + 0.5).
+        (FoolsGold(0.1), [[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]], {}, GENTLE),
         (FoolsGold(), [[1.0, 1.0]] * 3, {}, [0, 0, 0]),
         # Their median length is 1. The fourth is too long, the fifth of other signs, the sixth too
         # short, and the third is shortened.
@@ -114,6 +123,8 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         # Zeros are few: the last two differ by them alone, by as much as any share can.
         (ALL_SIGNS, ZEROS, {}, [0.25] * 4 + [0] * 2),
         (SignGuard(0.9, 1.1, 1.0), [[1.0], [-9.0]], {}, [0, 0]),
+        # The median of 1 and 3 is 2.
+        (ALL_SIGNS, [[1.0], [3.0]], {}, [1 / 2, 1 / 3]),
         (Krum(), LINE, {}, [0, 1, 0, 0]),
         (Krum(num_selected=2), LINE, {}, [0.5, 0.5, 0, 0]),
         (Krum(num_selected=9), LINE, {}, [0.25] * 4),
@@ -154,12 +165,44 @@ def test_a_round_too_small_for_a_setting_is_warned_of_once(apply, words, caplog)
 
 
 def test_an_update_must_pass_every_random_set_of_coordinates():
-    updates = torch.zeros(5, 10_001)  # One coordinate is left out each time.
-    for client in range(4):
-        updates[client, client] = 10.0 + client  # Each stands out where the others do not.
-    weights = DnC(0.2, iterations=40)(a_round(updates)).weights
-    assert weights[3] == 0
-    assert weights[4] > 0
+    """One of eight is left out for each set, which has half of the 20,000 coordinates.
+
+    It is the first where the set has coordinate 0, else the second where it has coordinate 1, else
+    the third, which differs a little everywhere: in 40 sets each of them is, but for a chance of
+    2 * (3/4)^40. The others are equal.
+    """
+    updates = torch.zeros(8, 20_000)
+    updates[0, 0] = 40.0
+    updates[1, 1] = 20.0
+    updates[2, 2:] = 0.01
+    weights = DnC(1 / 8, iterations=40)(a_round(updates)).weights
+    assert weights.tolist() == pytest.approx([0.0] * 3 + [1 / 5] * 5)
+
+
+def test_fools_gold_adds_up_the_rounds_of_each_client_as_stages_let_updates_be():
+    """Sums of both rounds: (1, 1, 1) of the first two, (-1, -1, -2) of the third.
+
+    In either round alone the first two differ, and so do sums in which the 1,000 counts whole.
+    """
+    rule = FoolsGold()
+    factors = torch.tensor([0.001, 1.0, 1.0], dtype=torch.float64)
+    first = torch.tensor([[1000.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -2.0]])
+    rule(a_round(first, factors=factors))
+    second = torch.tensor([[0.0, 1.0, 1.0], [1.0, 0.0, 1.0], [-1.0, -1.0, 0.0]])
+    weights = rule(a_round(second, server_round=2)).weights
+    assert weights.tolist() == pytest.approx([0.0, 0.0, 1.0], abs=1e-6)
+
+
+def test_flame_s_noise_has_its_share_of_the_median_length_as_deviation():
+    """Lengths 4 and 6: the lower one, 4, times 0.5; the standard error is 2 / sqrt(40,000) = .01.
+
+    Two make no cluster: both are averaged, the second at length 4.
+    """
+    directions = torch.full((2, 20_000), 20_000**-0.5)
+    answer = Flame(noise=0.5)(a_round(torch.tensor([[4.0], [6.0]]) * directions))
+    assert answer.weights.tolist() == pytest.approx([1 / 2, 1 / 3])
+    assert float(answer.noise.std()) == pytest.approx(2.0, abs=0.05)
+    assert abs(float(answer.noise.mean())) < 0.07
 
 
 def direct_weiszfeld(points: Tensor, alpha: Tensor, iterations: int, nu: float) -> Tensor:
@@ -213,6 +256,9 @@ def test_the_share_of_the_largest_coordinates_with_the_principal_sign():
     # The principal signs are [+, +, +, +]; half of the coordinates count.
     assert sign_alignment(updates, 0.5).tolist() == [1, 1, 0.5]
     assert sign_alignment(updates, 0.01).tolist() == [1, 1, 0]  # one at least
+    # Signs are counted, not added up by their size: two against one, however long that one is.
+    outvoted = torch.tensor([[1.0], [1.0], [-90.0]])
+    assert sign_alignment(outvoted, 1.0).tolist() == [1, 1, 0]
     # 0.29 * 100 is just below 29 as floats have it: 28 would all be in line.
     falling = torch.arange(100.0, 0.0, -1.0)
     third = falling.clone()
