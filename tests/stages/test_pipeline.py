@@ -240,6 +240,31 @@ def test_who_has_no_weight_may_be_all_that_helps():
     assert led_to(Stages([LossBound(held_out())]), 0.0, -4.0, 2.0, weights=[1.0, 0.0]) > 1.0
 
 
+def test_other_weights_have_the_sum_of_the_strategy_s_own():
+    """By (1, 1) the step is -3; the second alone, twice, leads to 2, where it is best."""
+    bound = Stages([LossBound(held_out(), descent_steps=40)])
+    step = settle(bound, 0.0, -4.0, 1.0, weights=[1.0, 1.0])
+    assert step.coefficients.tolist() == pytest.approx([0.0, 2.0], abs=1e-3)
+
+
+def test_other_weights_are_those_of_updates_as_they_were_shortened():
+    """The third alone helps; it counts as 4, twice the usual length. Whole, 8 is too far."""
+    assert 2.0 < led_to(bounds(), 0.0, -2.0, -2.0, 8.0, weights=[0.5, 0.5, 0.0]) <= 4.0
+
+
+def test_with_a_negative_weight_shares_of_the_step_alone_are_tried():
+    """The step is -4 - 4 = -8; the second against itself, or the first alone, would do better."""
+    bound = Stages([LossBound(held_out())])
+    assert led_to(bound, 0.0, 4.0, -2.0, weights=[-1.0, 2.0]) == -0.5
+
+
+def test_a_negative_loss_may_rise_by_its_share_as_well():
+    """From -1 to -.95, where -.9 is the most: a step is taken whole."""
+    bound = LossBound(held_out(lambda *pair: distance(*pair) - 4), descent_steps=0)
+    assert led_to(Stages([bound]), 0.0, -0.05) == pytest.approx(-0.05)
+    assert bound.state_dict()["held"] == 0
+
+
 def test_updates_that_nobody_sees_are_shortened_alone():
     sums: list[Tensor] = []
 
@@ -421,6 +446,16 @@ def test_two_steps_of_reddi_s_algorithm_by_hand(kind, squares):
     first = 0.1 * 1 / (sqrt(squares[0]) + 1)
     second = first + 0.1 * 2 / (sqrt(squares[1]) + 1)
     assert found == pytest.approx([first, second])
+
+
+@pytest.mark.parametrize(
+    ("kind", "square"),
+    [(FedAdagrad, 4 + 1), (FedAdam, 2 + 0.5), (FedYogi, 4 - 0.5)],
+)
+def test_a_step_whose_square_is_below_the_mean_one_by_hand(kind, square):
+    """A step of 1 with tau = 2, so that v begins at 4, which Yogi's falls from; m = 1/2."""
+    found = go(kind(learning_rate=0.1, beta1=0.5, beta2=0.5, tau=2.0), 0.0, 1.0)
+    assert found == pytest.approx([0.1 * 0.5 / (sqrt(square) + 2)])
 
 
 def test_any_optimizer_of_torch_moves_the_model():
