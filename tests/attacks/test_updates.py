@@ -213,3 +213,13 @@ def test_the_factor_shrinks_to_its_end_where_the_model_does_not_follow(along, fa
     signs[along:] *= -1
     attack.collude(signs, honest, torch.Generator())
     assert attack.factor == pytest.approx(expected)
+
+
+def test_poisoned_fl_judges_what_has_moved_since_it_judged_last():
+    """First by 3 along the signs, then 1 back: further along than at the start, and yet against."""
+    attack, honest = PoisonedFL(8.0, patience=2), torch.ones(1, 100)
+    attack.collude(torch.zeros(100), honest, torch.Generator())
+    signs = attack.collude(torch.ones(100), honest, torch.Generator())[0].sign()
+    for received, factor in ((3.0, 8.0), (2.5, 8.0), (2.0, 5.6)):
+        attack.collude(received * signs, honest, torch.Generator())
+        assert attack.factor == pytest.approx(factor)
