@@ -57,6 +57,8 @@ def test_what_cannot_be_is_left_out_and_noted():
         "metric 'train_seconds' is 61",
     ]
     assert "not in 0 to 60" in screened.notes[-1]
+    before = screen(max_seconds=60.0, metrics=MetricRecord({"n": 1, "train-seconds": -1.0}))
+    assert scalar(before.records, "train-seconds") is None
     fast = screen(max_seconds=60.0, metrics=MetricRecord({"n": 1, "train-seconds": 59.0}))
     assert scalar(fast.records, "train-seconds") == 59.0
 
@@ -121,6 +123,8 @@ def test_a_metric_that_one_client_lacks(caplog):
     assert dict(means) == {"a": pytest.approx((3 * 1.0 + 5.0) / 4)}
     (warning,) = caplog.messages
     assert "a (of 2 of 3), b (of 1 of 3)" in warning
+    # Half of them are enough.
+    assert dict(average(records_with({"a": 1.0}, {}), "n")) == {"a": 1.0}
 
 
 @pytest.mark.parametrize(
