@@ -145,6 +145,9 @@ def test_too_few_free_members_means_that_all_may_be_asked():
     # Two of three would be paused in round 3, but two are needed.
     asked, _, _ = run(2, 3, 3, min_train_nodes=2)
     assert sorted(asked[2]) == [0, 1, 2]
+    # With one of three paused, just as many are free as are needed.
+    asked, _, _ = run(1, 3, 3, min_train_nodes=2)
+    assert sorted(asked[2]) == [1, 2]
 
 
 def test_a_federation_is_not_left_without_members_and_that_is_said(caplog):
