@@ -98,6 +98,14 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated():
     assert summarize(rounds, [])["test_accuracy_last_ten"] == pytest.approx(0.55)
 
 
+def test_a_malicious_client_that_scores_as_an_honest_one_is_told_half():
+    """Malicious are 1 and 3: of their pairs with 0 and 2 three are in order, and (1, 0) is even."""
+    lines = []
+    for client_id, score in enumerate([0.25, 0.25, 0.5, 0.125]):
+        lines.append({"client_id": client_id, "weight_score": score, "malicious": client_id % 2})
+    assert detection_auc(lines) == 3.5 / 4
+
+
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [
