@@ -457,6 +457,7 @@ def test_contributions_are_settled_once_they_add_up_or_change_no_more():
     found = torch.tensor([1.0, -0.5])  # 2 % of the sizes' sum: 0.03
     assert is_settled(found, None, 0.52)
     assert not is_settled(found, None, 0.54)
+    assert not is_settled(found, None, 0.46)  # What they say too much is no less wrong.
     assert not is_settled(found, found + 0.02, 0.54)
     assert is_settled(found, found + 0.014, 0.54)
     assert is_settled(torch.zeros(2), None, 0.0)
