@@ -125,6 +125,9 @@ def test_the_second_quarantine_is_twice_as_long_and_good_rounds_clear_the_first(
     decisions = quarantine(rounds, 41).decisions
     lengths = [d.until_round - d.server_round for d in decisions]
     assert lengths[:2] == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+    # Never longer than 64 turns: with looks of 5 rounds, seven pauses take 4 + 8 + ... + 64 + 35.
+    always = quarantine([steady(t, of_last=-0.3) for t in range(1, 300)], 301).decisions
+    assert [d.until_round - d.server_round for d in always][:6] == [4, 8, 16, 32, 64, 64]
     # Looked at again: as many rounds as at first.
     assert decisions[1].server_round == decisions[0].until_round + LEAST_LOOKS - 1 + 2
     better = rounds[:8] + [steady(t, of_last=0.1) for t in range(9, 40)]
