@@ -78,6 +78,21 @@ def test_a_client_moves_by_what_the_server_has_taken_in(taken_in, control):
     assert Scaffold().term(asked).gradient.tolist() == term.gradient.tolist()  # Settled once.
 
 
+def test_a_change_is_reckoned_with_momentum():
+    """Two steps of rate .1 with momentum .5 on a slope g move by .1 (1 + 1.5) g, here .25 g."""
+    asked = replace(
+        local(nn.Linear(2, 1, bias=False)),
+        received=torch.zeros(2),
+        training=TrainingConfig(learning_rate=0.1, momentum=0.5),
+        vector=torch.tensor([0.5, 0.0]),
+    )
+    term = LocalTerm()
+    term.steps = 2
+    change = Scaffold().finish(asked, term, torch.tensor([-0.25, -0.5]))
+    # c_i^+ - c_i = g - c, with g = (1, 2).
+    assert change.tolist() == pytest.approx([0.5, 2.0])
+
+
 def examples(client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Points of a line that is another for each client."""
     inputs, _ = line(client)
@@ -297,6 +312,27 @@ def test_the_last_model_has_its_own_statistics():
     # What the last layer is given: the received model's, the global and the last one's.
     features = [term._features[model].tolist() for model in term._models]
     assert features == [[[1.0, 9.0]], [[1.0, 9.0]], [[-2.0, 2.0]]]
+
+
+def test_the_models_that_are_compared_with_do_not_train():
+    """The batch of means 2 and 7, variances 1 and 4 is normed by itself in the trained one alone.
+
+    The global model's statistics are 0 and 1, the last one's 5 and 4; no batch changes them.
+    """
+    norm = nn.BatchNorm1d(2, affine=False, eps=1e-12)
+    received = nn.Sequential(norm, nn.Linear(2, 2, bias=False)).train()
+    last = {"moon-last-model": vector(received)}
+    last["moon-last-buffer.0.running_mean"] = torch.full((2,), 5.0)
+    last["moon-last-buffer.0.running_var"] = torch.full((2,), 4.0)
+    term = Moon().term(local(received, **last))
+    batch = torch.tensor([[1.0, 9.0], [3.0, 5.0]])
+    with term:
+        for _ in range(2):
+            received(batch)
+    own, of_global, of_last = (term._features[model] for model in term._models)
+    torch.testing.assert_close(own, torch.tensor([[-1.0, 1.0], [1.0, -1.0]]))
+    torch.testing.assert_close(of_global, batch)
+    torch.testing.assert_close(of_last, torch.tensor([[-2.0, 2.0], [-1.0, 0.0]]))
 
 
 def test_nothing_is_added_in_a_client_s_first_round():
