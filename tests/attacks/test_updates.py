@@ -134,6 +134,15 @@ def test_where_there_is_no_spread_they_are_honest(attack):
         assert sent_by(attack, updates).tolist() == updates
 
 
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_mimic_copies_who_is_furthest_out_on_either_side(place, sign):
+    """Of 0, 0, 0 and 6, the mean is 1.5; which way the main direction points is nobody's choice."""
+    updates = 0.1 * torch.eye(4, 2)
+    updates[place] = torch.tensor([sign * 6.0, 0.0])
+    assert sent_by(Mimic(), updates).tolist() == [updates[place].tolist()] * 4
+
+
 def test_the_shift_leaves_a_majority_further_out():
     # The paper's example: 24 of 50 need s = 26 - 24 = 2 of 26 honest ones; Phi(z) = 24 / 26.
     assert largest_shift(50, 24) == pytest.approx(1.4260769, abs=1e-6)
