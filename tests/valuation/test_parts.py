@@ -236,6 +236,15 @@ def test_shares_move_by_the_delta_method():
     assert share_half_widths(one, one, HALVES) == pytest.approx([0.0, 0.0])
 
 
+def test_a_share_moves_with_the_gain_where_not_all_of_it_is_paid():
+    """2 of 6 are paid, by equal blocks; without a block the gain is 4 times 2, or 2 times 2.
+
+    It moves by 2 (the root of (4 + 4) / 2), so that the share of 1/3 does by 1/3 of 2 / 6.
+    """
+    found = share_half_widths(np.array([[1.0], [1.0]]), np.array([[2.0], [4.0]]), HALVES)
+    assert found == pytest.approx([t.ppf(0.975, 1) / 9])
+
+
 def test_intervals_cover():
     generator, weights = np.random.default_rng(3), np.full(20, 1 / 20)
     hits = 0
