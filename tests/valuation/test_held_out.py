@@ -155,6 +155,33 @@ def test_too_little_time_trains_less_then_a_regression(monkeypatch, seconds_per_
     assert replace(again, seconds=own.seconds) == own
 
 
+@pytest.mark.parametrize("count", [10, 13])
+def test_no_model_is_asked_about_an_example_that_it_was_trained_on(count):
+    """Of 13 examples, folds have 3, 3, 3, 2 and 2; each model is trained on 10 of the others."""
+    folds = cross_fit.draw_folds(count, torch.Generator().manual_seed(0))
+    most = -(-count // 5)
+    assert folds.training.shape == (5, count - most)
+    assert folds.tested.shape == (5, most)
+    asked: list[int] = []
+    for training, tested in zip(folds.training.tolist(), folds.tested.tolist(), strict=True):
+        assert len(set(training)) == len(training)
+        assert not set(training) & set(tested)
+        asked += set(tested)
+    assert sorted(asked) == list(range(count))
+
+
+def test_held_out_models_are_trained_by_adam():
+    """Three steps as torch's, from 0, by slopes whose size and sign change."""
+    ours, theirs = torch.zeros(3, dtype=torch.float64), nn.Parameter(torch.zeros(3).double())
+    adam = cross_fit._Adam([ours])
+    reference = torch.optim.Adam([theirs], lr=cross_fit.LEARNING_RATE)
+    for slope in ([1.0, -2.0, 0.5], [0.1, 4.0, 0.5], [-3.0, 1.0, 0.5]):
+        adam.step([torch.tensor(slope, dtype=torch.float64)])
+        theirs.grad = torch.tensor(slope, dtype=torch.float64)
+        reference.step()
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=0.0)
+
+
 def test_a_way_in_which_the_set_cannot_be_examined_is_refused():
     with pytest.raises(ConfigError, match="120 examples cannot be examined like this"):
         vet(held_out(digits()[1]), way=Way("own", 7, 50))
