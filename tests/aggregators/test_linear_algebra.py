@@ -83,6 +83,14 @@ def test_an_outlier_is_replaced_by_the_median():
     assert bounded([1.0, 2.0, -100.0], multiple=2.0) == [1.0, 2.0, 0.5]
 
 
+def test_batch_norm_statistics_are_bounded_by_five_deviations():
+    """Of votes 0, 1, 2 and 6 the median is 1.5, of the deviations 1: 4.5 is within, 5.5 not."""
+    for furthest, expected in ((6.0, 6.0), (7.0, 1.5)):
+        changes = torch.tensor([[1.0], [2.0], [furthest]])
+        bound_by_spread(changes)
+        assert changes[:, 0].tolist() == [1.0, 2.0, expected]
+
+
 def test_what_most_leave_alone_stays_exactly():
     assert bounded([0.0, 0.0, 5.0, 0.0]) == [0.0] * 4
     # One of two: the received value has a vote.
