@@ -491,6 +491,14 @@ def test_groups_are_told_by_the_studentised_range():
     assert groups(-values, apart) == []
 
 
+def test_who_is_told_apart_from_one_of_a_group_is_not_in_it():
+    """The third lies near the second, and far from the first, in whose group the second is."""
+    apart = np.zeros((3, 3), dtype=bool)
+    apart[0, 2] = apart[2, 0] = True
+    assert groups(np.array([3.0, 2.0, 1.0]), apart) == [[0, 1], [2]]
+    assert groups(np.array([2.0, 3.0, 1.0]), apart) == [[1, 0], [2]]
+
+
 def test_without_blocks_intervals_are_about_rounds(tmp_path):
     settled = account(tmp_path, [{0: 1.0}] * 5)
     assert (settled.about, settled.widest_share) == ("other rounds", None)
