@@ -25,6 +25,8 @@ from fedif_flower.run.results import Run
 from fedif_flower.run.rows import read_rows
 from fedif_studies.commands import cli
 from fedif_studies.lab.comparison import compare
+from fedif_studies.lab.curves import plot_curves
+from fedif_studies.lab.measurements import read_measurement
 from tests.consortium.statement.runs import make_run
 from tests.run import points
 
@@ -222,6 +224,16 @@ def test_a_full_disk_is_not_the_run_s_fault(two):
     assert done.returncode == 1
     assert "No space left on device" in done.stderr
     assert "holds no run" not in done.stderr
+
+
+def test_a_folder_s_name_that_is_no_text_is_drawn(two, tmp_path, pictures):
+    """Of another locale, or of bytes that are no letters."""
+    folders = []
+    for run_dir, name in zip(two, ("caf\udce9", "other"), strict=True):
+        folders.append(shutil.copytree(run_dir, tmp_path / name))
+    series = {folder.name: [read_measurement(folder)] for folder in folders}
+    assert plot_curves(series, tmp_path / "curves.png", "two runs")
+    assert (tmp_path / "curves.png").read_bytes().startswith(PNG)
 
 
 def test_the_commands(two, tmp_path, pictures):

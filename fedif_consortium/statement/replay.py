@@ -126,10 +126,13 @@ def _kept_steps(records: RunRecords) -> dict[int, Step]:
             without_step.add(line["round"])
     missing = {part.round for part in records.parts} - files.keys() - without_step
     if missing:
-        raise ConfigError(
-            f"{str(records.folder.path)!r}: the updates of round {min(missing)} were not kept: run "
-            "it with updates.keep = true"
-        )
+        where = f"{str(records.folder.path)!r}: the updates of round {min(missing)}"
+        if records.config.get("updates.keep"):
+            raise ConfigError(
+                f"{where} are not here: they have gone since, or the run went on from another "
+                "one's checkpoint, in whose folder they are"
+            )
+        raise ConfigError(f"{where} were not kept: run it with updates.keep = true")
     return {number: read_step(path) for number, path in files.items()}
 
 

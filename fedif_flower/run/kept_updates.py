@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ from torch import Tensor
 from fedif_flower.errors import StatementError, require
 from fedif_flower.foreign import require_plain_archive
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.text import listed
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import RunConfig, UpdatesSettings
-from fedif_flower.run.folder import RunFolder, file_of_round, write_tensors
+from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.server.record import Step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder
+
+logger = logging.getLogger(__name__)
 
 
 class KeepUpdates(RunPart):
@@ -40,9 +45,17 @@ class KeepUpdates(RunPart):
         rounds_left = config.num_server_rounds - run.done
         copies_per_round = config.most_replies + 2  # The models before and after, too.
         return Built(
-            callbacks=[KeptUpdates(run.folder)],
+            callbacks=[KeptUpdates(run.folder, _earlier_steps(run.checkpoint))],
             copies=rounds_left * copies_per_round,
         )
+
+
+def _earlier_steps(checkpoint: Checkpoint | None) -> list[int]:
+    """Return the rounds that made a step, of those that a checkpoint goes on from."""
+    if checkpoint is None:
+        return []
+    lines = checkpoint.lines["rounds"]
+    return [line["round"] for line in lines if line["round"] and line["status"] == "advanced"]
 
 
 class KeptUpdates(Callback):
@@ -52,14 +65,26 @@ class KeptUpdates(Callback):
     ----------
     folder : RunFolder
         The run's.
+    earlier_steps : sequence of int
+        The rounds of an earlier process that made a step: their files are to be there.
     """
 
-    def __init__(self, folder: RunFolder) -> None:
+    def __init__(self, folder: RunFolder, earlier_steps: Sequence[int] = ()) -> None:
         self.folder = folder.updates
+        self.earlier_steps = earlier_steps
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Make the folder."""
+        """Make the folder; warn where the run goes on from rounds that are not in it."""
         make_folder(self.folder)
+        kept = files_of_rounds(self.folder)
+        lacking = [number for number in self.earlier_steps if number not in kept]
+        if lacking:
+            logger.warning(
+                "%s lacks the rounds %s, from which this run goes on: nobody can replay it; copy "
+                "them from the folder of the run that kept them",
+                self.folder,
+                listed(lacking),
+            )
 
     def on_step(self, step: Step) -> None:
         """Write a round's step."""

@@ -269,5 +269,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     with _DRAWING, rc_context({"text.parse_math": False}):
         for text in figure.findobj(Text):
             text.set_parse_math(False)
+            # A folder's name may be no text: what cannot be written is a question mark.
+            text.set_text(text.get_text().encode(errors="replace").decode())
         figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

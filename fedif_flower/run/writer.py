@@ -253,13 +253,13 @@ class RunWriter(Callback):
         first = self._rounds_done + 1
         if last < first:
             return
-        rounds = f"round {last}"
+        rounds = f"round {last} of an earlier attempt counts"
         if last > first:
-            rounds = f"rounds {first} to {last}"
+            rounds = f"rounds {first} to {last} of an earlier attempt count"
         where = "overwrite = true removes their records"
         if self.keeps_attempts:
             where = f"their records are kept in {self.folder.keep_attempt()}"
-        logger.warning("%s of an earlier attempt count no more; %s", rounds, where)
+        logger.warning("%s no more; %s", rounds, where)
 
     def _keep_files_of_others(self) -> None:
         """Put files aside that are called like a run's, where there is no run: a model, perhaps."""

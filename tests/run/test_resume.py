@@ -342,11 +342,15 @@ def test_nothing_of_a_run_that_another_one_replaces_counts_as_its_own(two_runs, 
     assert words in caplog.text
     updates = sorted(path.name for path in (run_dir / "updates").iterdir())
     assert updates == ["round-000002.pt"]
+    lacking = f"{run_dir / 'updates'} lacks the rounds 1, from which this run goes on: nobody can"
+    assert lacking in caplog.text
+    caplog.clear()
     # From a file of its own folder it goes on, and its updates count.
     file = run_dir / "checkpoints" / "round-000001.pt"
     shutil.copy(tmp_path / "runs" / "first" / "checkpoints" / "round-000001.pt", file)
     shutil.copy(tmp_path / "runs" / "first" / "updates" / "round-000001.pt", run_dir / "updates")
     run(config.replace(resume=str(file)))
+    assert "lacks the rounds" not in caplog.text
     assert sorted(path.name for path in (run_dir / "updates").iterdir()) == [
         "round-000001.pt",
         "round-000002.pt",

@@ -455,3 +455,13 @@ def test_a_setting_that_cannot_be_read_is_the_file_s(copy):
     settings.write({**settings.read(), "batch-size": 0})
     with pytest.raises(ConfigError, match=r"config\.json: batch-size = 0; allowed"):
         replay(copy)
+
+
+def test_updates_that_have_gone_are_not_called_updates_that_were_not_kept(copy):
+    files_of_rounds(copy / "updates")[1].unlink()
+    with pytest.raises(ConfigError, match="the updates of round 1 are not here: they have gone"):
+        replay(copy)
+    settings = RunFolder(copy).config
+    settings.write({**settings.read(), "updates.keep": False})
+    with pytest.raises(ConfigError, match=r"of round 1 were not kept: run it with updates\.keep"):
+        replay(copy)
