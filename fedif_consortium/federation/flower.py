@@ -294,10 +294,15 @@ def _follow(flower: Flower, run_id: int) -> None:
             if run["status"].startswith("finished:completed"):
                 return
             if _is_finished(run):
+                if run["status"].startswith("finished:stopped"):
+                    raise TrainingFailedError(
+                        f"run {run_id} was stopped; if rounds are left, the same command with "
+                        'resume="auto" goes on'
+                    )
                 outcome = f"{run['status']} {run['status-details']}".removesuffix(" N/A").rstrip()
                 raise TrainingFailedError(
                     f"run {run_id}: {outcome}; `fedif federation status` says whether all is well "
-                    'now, and the same command with resume="auto" goes on'
+                    'now. If rounds are left, the same command with resume="auto" goes on'
                 )
         time.sleep(PAUSE)
 

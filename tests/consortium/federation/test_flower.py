@@ -108,6 +108,8 @@ def test_a_run_is_followed_to_its_end_by_a_superlink_that_may_not_answer_at_once
     assert runs.follow.call_args_list == [call(9)] * len(answers)
     with pytest.raises(TrainingFailedError, match="run 9: finished:failed why"):
         run_to_end(superlink("finished:failed"), PROJECT, config, lock)
+    with pytest.raises(TrainingFailedError, match=r"^run 9 was stopped; if rounds are left,"):
+        run_to_end(superlink("finished:stopped"), PROJECT, config, lock)
     with pytest.raises(FlowerCommandError):
         run_to_end(superlink(*["unavailable"] * 10), PROJECT, config, lock)
 
