@@ -30,7 +30,7 @@ from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import enumerated, printable, reason_of
 from fedif_flower.run.checkpoint import lies_in
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.folder import RunFolder, is_held
+from fedif_flower.run.folder import RunFolder, hold_directory, is_held
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.server.nodes import (
     NODE_TIMEOUT,
@@ -125,6 +125,8 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     ConfigError
         If the name was given, and the folder holds a run, finished or stopped, that is not the
         one to go on with; or if the checkpoint to go on from is not there.
+    StorageError
+        If the name was given, and a run is going on in the folder.
     """
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
@@ -138,6 +140,8 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     if earlier is None:
         return config
     if config.run_name != config.auto_name:
+        with hold_directory(config.run_dir):
+            pass  # Where a run is going on there, the error names its process.
         lost_run, allowed = earlier
         raise ConfigError(
             f"run-name = {config.run_name!r}: {config.run_dir} holds {lost_run}; allowed: {allowed}"
@@ -179,7 +183,7 @@ def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
         return None
     others = "another run-name, or overwrite = true"
     if is_held(folder.path):
-        return "a run that is going on", "another run-name"
+        return "a run that is going on", others
     if folder.is_complete():
         return "a finished run", others
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):

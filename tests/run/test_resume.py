@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from client_app import app as client_app
 from fedif_flower import FedAvg, PathAttribution
-from fedif_flower.errors import CheckpointError, ConfigError, FedIFError
+from fedif_flower.errors import CheckpointError, ConfigError, FedIFError, StorageError
 from fedif_flower.run.checkpoint import (
     Checkpoint,
     CheckpointFolder,
@@ -318,8 +318,8 @@ def test_the_place_of_a_run_that_goes_on_now_is_taken(tmp_path):
         assert with_free_folder(config).run_name == f"{config.auto_name}-2"
     assert with_free_folder(config).run_name == config.auto_name
     named = config.replace(run_name="own")
-    told = r"run-name = 'own': .* holds a run that is going on; allowed: another run-name$"
-    with hold_directory(named.run_dir), pytest.raises(ConfigError, match=told):
+    told = r"own is in use by process \d+ on .*: wait for its end, or set another run-name$"
+    with hold_directory(named.run_dir), pytest.raises(StorageError, match=told):
         with_free_folder(named)
 
 
