@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ import typer
 from fedif_flower import storage
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
+from fedif_flower.messages.text import enumerated
 from fedif_flower.settings import Settings, require_known, setting
 
 MOST_BYTES = 2**16
@@ -73,6 +74,20 @@ def to_toml(comment: str, values: Mapping[str, Any]) -> str:
     """Return values as TOML under a comment."""
     lines = [f"# {line}\n" for line in comment.splitlines()]
     return "".join(lines) + tomli_w.dumps(values, multiline_strings=True)
+
+
+def refuse_changes(path: Path, different: Collection[str]) -> None:
+    """Raise ConfigError where a file's settings, which stay as they are, are not those given.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    different : collection of str
+        The keys in which it says otherwise.
+    """
+    if different:
+        raise ConfigError(f"{path} is there and says otherwise ({enumerated(different)}): edit it")
 
 
 def read_document(path: Path, kind: type[_Document], otherwise: str = "") -> _Document:

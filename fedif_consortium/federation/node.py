@@ -22,7 +22,7 @@ from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import printable
 from fedif_flower.settings import Scalar, Settings, setting
 
 SUPERNODE = "fedif_flower.runtime.supernode"
@@ -175,10 +175,7 @@ def _require_kept(folder: NodeFolder, given: Mapping[str, Scalar], policy: str) 
     different = [key for key, value in given.items() if kept.get(key) != value]
     if policy and (folder.path / settings.policy).resolve() != Path(policy).resolve():
         different.append("policy")
-    if different:
-        raise ConfigError(
-            f"{folder.configuration} is there and says otherwise ({enumerated(different)}): edit it"
-        )
+    files.refuse_changes(folder.configuration, different)
 
 
 def _require_usable(config: Mapping[str, Scalar]) -> None:

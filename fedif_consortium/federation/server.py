@@ -30,8 +30,7 @@ from fedif_consortium.federation.flower import Flower, become, connect, to_argum
 from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
-from fedif_flower.errors import ConfigError, FedIFError, StorageError
-from fedif_flower.messages.text import enumerated
+from fedif_flower.errors import FedIFError, StorageError
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
@@ -52,11 +51,7 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
         given = settings.to_mapping()
         kept = folder.settings().to_mapping()
         different = [key for key in given if given[key] != kept.get(key)]
-        if different:
-            raise ConfigError(
-                f"{folder.configuration} is there and says otherwise ({enumerated(different)}): "
-                "edit it"
-            )
+        files.refuse_changes(folder.configuration, different)
     files.private_folder(folder.path)
     _make_certificates(folder, settings)
     verb = "kept" if folder.statement_key.exists() else "made"

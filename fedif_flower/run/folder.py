@@ -376,18 +376,15 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
 
 def is_held(run_dir: Path) -> bool:
     """Tell whether a run's directory is held now, as by :func:`hold_directory`."""
-    lock_path = run_dir / _LOCK
-    if not lock_path.is_file():
+    if not (run_dir / _LOCK).is_file():
         return False
-    lock = FileLock(lock_path)
     try:
-        lock.acquire(timeout=0)
-    except Timeout:
+        with hold_directory(run_dir):
+            return False
+    except StorageError:
         return True
-    except OSError:  # Who begins a run there is told why.
+    except ConfigError:  # It cannot be written to: who begins a run there is told why.
         return False
-    lock.release()
-    return False
 
 
 @contextmanager
