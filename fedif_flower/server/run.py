@@ -33,7 +33,12 @@ from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Roster
-from fedif_flower.server.subclass import require_messages, take_model
+from fedif_flower.server.subclass import (
+    given_a_list,
+    require_fresh,
+    require_messages,
+    take_model,
+)
 from fedif_flower.server.summary import Scoring
 from fedif_flower.stages import Stages
 from fedif_flower.valuation.ledger import ScoreLedger
@@ -137,11 +142,15 @@ class RunningStrategy(FedAvg):
     _failure: TrainingFailedError | None = None  # Likewise: too many rounds have failed.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a ``start`` of the subclass's own end runs as this one's does."""
+        """Let a ``start`` of the subclass's own end runs as this one's does, and give it lists."""
         super().__init_subclass__(**kwargs)
         start = cls.start
         if start is not RunningStrategy.start and not hasattr(start, ENDS_RUNS):
             cls.start = with_an_end(start)  # type: ignore[method-assign]
+        for name in ("aggregate_train", "aggregate_evaluate"):
+            aggregate = getattr(cls, name)
+            if aggregate is not getattr(RunningStrategy, name):
+                setattr(cls, name, given_a_list(aggregate))
 
     @property
     def nodes(self) -> NodeDirectory:
@@ -374,7 +383,7 @@ class RunningStrategy(FedAvg):
         Raises
         ------
         ConfigError
-            If no run has begun.
+            If no run has begun, or the replies were gone through before.
         TrainingFailedError
             If it is the last of too many rounds that failed.
         """
@@ -384,6 +393,7 @@ class RunningStrategy(FedAvg):
                 f"{type(self).__name__}.aggregate_train: no clients were asked by its "
                 "configure_train, which one of your own has to call (super().configure_train)"
             )
+        require_fresh(f"{type(self).__name__}.aggregate_train", replies)
         if run.is_own:
             return self.take_in_replies(replies)
         stays = None if run.noise_for else self.model.record
@@ -421,6 +431,7 @@ class RunningStrategy(FedAvg):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
+        require_fresh(f"{type(self).__name__}.aggregate_evaluate", replies)
         if self._open_run is not None:
             replies = replies_to(self._open_run.evaluated, replies)
         records = screen_evaluations(replies, self._evaluators, self.limits)

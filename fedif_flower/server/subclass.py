@@ -1,8 +1,11 @@
-"""What a subclass's own ``configure_train`` and ``aggregate_train`` have to return."""
+"""What a subclass's own ``configure_train`` and ``aggregate_train`` get and have to return."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import wraps
+from inspect import GEN_CREATED, getgeneratorstate, isgenerator
+from typing import Any
 
 from flwr.app import ArrayRecord, Message
 
@@ -10,6 +13,43 @@ from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import enumerated
 from fedif_flower.server.model import GlobalModel
+
+_TAKES_A_LIST = "_takes_a_list"
+
+
+def given_a_list(aggregate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's own ``aggregate_train`` or ``aggregate_evaluate``, given a list.
+
+    It may look through the replies before it hands them on, as over Flower's grids. Those of a
+    screened grid can be gone through once: none would be left. All of them stay in memory then,
+    which the strategies here do without.
+    """
+    if hasattr(aggregate, _TAKES_A_LIST):
+        return aggregate
+
+    @wraps(aggregate)
+    def aggregate_list(strategy: Any, server_round: int, replies: Iterable[Message]) -> Any:
+        return aggregate(strategy, server_round, list(replies))
+
+    setattr(aggregate_list, _TAKES_A_LIST, True)
+    return aggregate_list
+
+
+def require_fresh(method: str, replies: Iterable[Message]) -> None:
+    """Raise ConfigError where a loop has gone through a round's replies, and none are left.
+
+    Parameters
+    ----------
+    method : str
+        What was given them, for errors.
+    replies : iterable of Message
+        Those of a screened grid come while they are gone through, and are not kept.
+    """
+    if isgenerator(replies) and getgeneratorstate(replies) != GEN_CREATED:
+        raise ConfigError(
+            f"{method} is given replies that were gone through before, and none are left: make a "
+            "list of them first, list(grid.send_and_receive(messages))"
+        )
 
 
 def require_messages(

@@ -264,6 +264,56 @@ def test_what_is_made_of_a_model_is_what_callbacks_see_and_undoes_no_step(run, c
     assert clients.got == [[0.0, 0.0]] * 2 + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 2
 
 
+class Looking:
+    """Looks through all replies before it hands them on, as Flower's own strategies may."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.seen = []
+
+    def aggregate_train(self, server_round, replies):
+        self.seen += [reply.metadata.message_type for reply in replies]
+        return super().aggregate_train(server_round, replies)
+
+    def aggregate_evaluate(self, server_round, replies):
+        self.seen += [reply.metadata.message_type for reply in replies]
+        return super().aggregate_evaluate(server_round, replies)
+
+
+class LookingFedAvg(Looking, FedAvg):
+    """In the strategy's own loop."""
+
+
+class LookingAgain(Looking, FedAvg):
+    """In a loop of its own."""
+
+    def start(self, *given, **named):
+        return Strategy.start(self, *given, **named)
+
+
+@pytest.mark.parametrize("kind", [LookingFedAvg, LookingAgain])
+def test_a_subclass_may_look_through_the_replies_before_it_hands_them_on(kind):
+    strategy = kind(fraction_evaluate=1.0, setup=BASE["setup"])
+    grid = LocalGrid(alike(one_more), 3)
+    result = strategy.start(grid, model_arrays(point(1)), num_rounds=2)
+    assert result.arrays["weight"].numpy().tolist() == [[2.0]]
+    assert strategy.seen == 2 * (["train"] * 3 + ["evaluate"] * 3)
+    assert result.evaluate_metrics_clientapp[2]["accuracy"] == 1.0
+
+
+def test_a_loop_that_goes_through_the_replies_itself_is_told_that_none_are_left():
+    class Counting(FedAvg):
+        def start(self, grid, arrays):
+            messages = self.configure_train(1, arrays, ConfigRecord(), grid)
+            replies = grid.send_and_receive(messages)
+            assert len(list(replies)) == 3
+            return self.aggregate_train(1, replies)
+
+    words = r"^Counting\.aggregate_train is given replies that were gone through before"
+    with pytest.raises(ConfigError, match=words):
+        Counting(**BASE).start(LocalGrid(alike(one_more), 3), model_arrays(point(1)))
+
+
 def test_a_subclass_that_returns_no_model_keeps_the_one_before_the_round():
     class Refusing(FedAvg):
         """Takes no step in round 2."""
