@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import num_rows, take_rows
+from fedif_flower.tasks.rows import num_rows, take_rows
 from fedif_flower.valuation.objective import Objective, PairObjective
 
 _BLOCK = 256  # Examples whose similarities to all others are in memory at a time.

@@ -24,11 +24,13 @@ from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import load_arrays
 from fedif_flower.messages.node_config import NodeConfig
-from fedif_flower.tasks.batches import class_labels, read_batches, to_device
+from fedif_flower.tasks.batches import read_batches
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
 from fedif_flower.tasks.modules import own_randomness
 from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.rows import class_labels
+from fedif_flower.tasks.structures import to_device
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation.objective import PairObjective, objective_of
 

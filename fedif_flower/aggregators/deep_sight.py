@@ -16,7 +16,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
-from fedif_flower.tasks.batches import describe, read_batches
+from fedif_flower.tasks.batches import read_batches
 from fedif_flower.tasks.modules import (
     array_shapes,
     copy_module,
@@ -27,6 +27,7 @@ from fedif_flower.tasks.modules import (
     trainable_names,
     trainable_parameters,
 )
+from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import Data
 
 _LEAST_FACTOR = 0.01

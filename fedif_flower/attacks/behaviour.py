@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.tasks.batches import holds_classes
+from fedif_flower.tasks.rows import holds_classes
 from fedif_flower.tasks.task import Task
 
 Normalize = Callable[[Tensor], Tensor]

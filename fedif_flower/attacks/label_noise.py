@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Behaviour
-from fedif_flower.tasks.batches import holds_classes
+from fedif_flower.tasks.rows import holds_classes
 from fedif_flower.tasks.task import Task
 
 

@@ -12,7 +12,7 @@ from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Backdoor
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.settings import Setting
-from fedif_flower.tasks.batches import describe
+from fedif_flower.tasks.structures import describe
 
 Target = Annotated[int, Setting("the class that the model is to answer with", ge=0)]
 

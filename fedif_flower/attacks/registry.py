@@ -16,7 +16,7 @@ from fedif_flower.errors import ConfigError, DataError, require
 from fedif_flower.registry import Registry
 from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import setting
-from fedif_flower.tasks.batches import describe
+from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import Task
 
 # Each is imported when it is named.

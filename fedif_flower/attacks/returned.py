@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.errors import ConfigError
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import tensor_pair
+from fedif_flower.tasks.structures import describe
 
 
 def require_vector(acting: Behaviour, poisoned: Any, trained: Tensor) -> None:

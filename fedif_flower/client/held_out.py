@@ -21,7 +21,8 @@ from fedif_flower.messages.held_out_classes import (
 )
 from fedif_flower.messages.instructions import RUN_KEY
 from fedif_flower.messages.text import listed, printable
-from fedif_flower.tasks.batches import class_labels, is_plain
+from fedif_flower.tasks.batches import is_plain
+from fedif_flower.tasks.rows import class_labels
 from fedif_flower.valuation.held_out import RARE
 
 _STATE_KEY = "held-out-classes-said"  # In a node's state: of which run, and what.

@@ -24,7 +24,8 @@ from fedif_flower.messages.instructions import read_config
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import QUESTION, RECORD, Finding, Status, to_record
 from fedif_flower.messages.records import records_of
-from fedif_flower.tasks.batches import count_examples, count_not_finite, read_batches
+from fedif_flower.tasks.batches import count_examples, read_batches
+from fedif_flower.tasks.not_finite import count_not_finite
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation.objective import class_mean, objective_of
 

@@ -62,9 +62,10 @@ from fedif_flower.messages.models import (
 )
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.seeding import torch_generator
-from fedif_flower.tasks.batches import describe, tensor_pair
+from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import trainable_parameters
+from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import Task
 
 

@@ -16,16 +16,7 @@ from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
 from fedif_flower.round import all_finite
-from fedif_flower.tasks.batches import (
-    count_dropped,
-    count_examples,
-    describe,
-    num_rows,
-    read_batches,
-    read_not_finite,
-    tensor_pair,
-    to_device,
-)
+from fedif_flower.tasks.batches import count_dropped, count_examples, read_batches, tensor_pair
 from fedif_flower.tasks.config import Precision, TrainingConfig
 from fedif_flower.tasks.dtypes import naming_dtypes
 from fedif_flower.tasks.modules import (
@@ -37,6 +28,9 @@ from fedif_flower.tasks.modules import (
     to_memory_format,
     trainable_parameters,
 )
+from fedif_flower.tasks.not_finite import read_not_finite
+from fedif_flower.tasks.rows import num_rows
+from fedif_flower.tasks.structures import describe, to_device
 from fedif_flower.tasks.task import LossFunction, Task
 from fedif_flower.valuation.objective import BatchSize, Objective, class_mean, objective_of
 

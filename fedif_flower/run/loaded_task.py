@@ -16,9 +16,10 @@ from fedif_flower.errors import ConfigError, DataError, FedIFError
 from fedif_flower.local_methods import build_local_method, require_method_fit
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.provenance import tensors_hash
-from fedif_flower.tasks.batches import describe, read_batches, tensor_pair, tensors_of
+from fedif_flower.tasks.batches import read_batches, tensor_pair
 from fedif_flower.tasks.images import settled
 from fedif_flower.tasks.registry import build_task
+from fedif_flower.tasks.structures import describe, tensors_of
 from fedif_flower.tasks.task import Data, Metric, Site, Task
 from fedif_flower.valuation import Validation
 

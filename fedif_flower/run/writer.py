@@ -45,7 +45,7 @@ from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
-from fedif_flower.tasks.batches import tensors_of
+from fedif_flower.tasks.structures import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 

@@ -18,9 +18,10 @@ from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind
-from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair, to_device
+from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
+from fedif_flower.tasks.structures import as_tensors, describe, to_device
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise

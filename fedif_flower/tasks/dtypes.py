@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedif_flower.errors import DataError
-from fedif_flower.tasks.batches import tensors_of
+from fedif_flower.tasks.structures import tensors_of
 
 
 def dtype_misfit(model: nn.Module, batch: Any) -> str:

@@ -15,8 +15,9 @@ from torch.utils.data import Dataset
 
 from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
 from fedif_flower.seeding import derive_seed
-from fedif_flower.tasks.batches import as_tensors, describe, tensor_pair
+from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import seeded_randomness
+from fedif_flower.tasks.structures import as_tensors, describe
 
 if TYPE_CHECKING:
     from fedif_flower.tasks.config import TrainingConfig

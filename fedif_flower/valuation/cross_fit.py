@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
-from fedif_flower.tasks.batches import num_rows, take_rows
 from fedif_flower.tasks.modules import copy_module, evaluation_mode, seeded_randomness
+from fedif_flower.tasks.rows import num_rows, take_rows
 from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 from fedif_flower.valuation.validation import Validation

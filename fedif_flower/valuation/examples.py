@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import (
-    class_labels,
-    join,
-    leaves_of,
-    num_rows,
-    take_rows,
-)
+from fedif_flower.tasks.rows import class_labels, join, num_rows, take_rows
+from fedif_flower.tasks.structures import leaves_of
 from fedif_flower.valuation.validation import Validation
 
 

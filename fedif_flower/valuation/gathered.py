@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import describe, join, map_tensors, num_rows, take_rows
+from fedif_flower.tasks.rows import join, num_rows, take_rows
+from fedif_flower.tasks.structures import describe, map_tensors
 from fedif_flower.valuation.objective import ClassMean
 
 Judged = tuple[Any, Any]  # Outputs and targets.

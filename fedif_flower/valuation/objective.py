@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import class_labels, describe, num_examples, tensors_of
 from fedif_flower.tasks.modules import module_mode
+from fedif_flower.tasks.rows import class_labels, num_examples
+from fedif_flower.tasks.structures import describe, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError, is_count, require
-from fedif_flower.tasks.batches import class_labels, join, num_rows, take_of_all
+from fedif_flower.tasks.rows import class_labels, join, num_rows, take_of_all
 from fedif_flower.valuation.parallel import Passes
 
 BLOCKS = 20

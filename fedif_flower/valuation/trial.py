@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.batches import first_few, map_tensors, num_rows
 from fedif_flower.tasks.modules import (
     evaluation_mode,
     fastest_memory_format,
@@ -18,6 +17,8 @@ from fedif_flower.tasks.modules import (
     random_state,
     to_memory_format,
 )
+from fedif_flower.tasks.rows import first_few, num_rows
+from fedif_flower.tasks.structures import map_tensors
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective
 from fedif_flower.valuation.trial_functions import named

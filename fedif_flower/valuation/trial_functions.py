@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import describe, join, num_rows, take_rows
 from fedif_flower.tasks.dtypes import dtype_misfit
+from fedif_flower.tasks.rows import join, num_rows, take_rows
+from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
 from fedif_flower.valuation.parts import draw_batches

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import class_labels, describe, num_rows, take_rows
 from fedif_flower.tasks.modules import evaluation_mode, seed_all
+from fedif_flower.tasks.rows import class_labels, num_rows, take_rows
+from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 from fedif_flower.valuation.trial_functions import (

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import describe, tensors_of
+from fedif_flower.tasks.structures import describe, tensors_of
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.gathered import MOST_BYTES, Judged, NotGatheredError, gather, on_cpu
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective, as_figure

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedif_flower.tasks.batches import class_labels, read_batches, to_device
+from fedif_flower.tasks.batches import read_batches
+from fedif_flower.tasks.rows import class_labels
+from fedif_flower.tasks.structures import to_device
 from fedif_flower.tasks.task import Data, LossFunction, Task
 
 _BATCH = 256

@@ -18,8 +18,8 @@ from fedif_flower.client.training import train_task
 from fedif_flower.errors import DataError
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
-from fedif_flower.tasks.batches import count_not_finite, read_not_finite
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.tasks.not_finite import count_not_finite, read_not_finite
 from tests.run.points import line, regression, run
 from tests.server.hostile import Clients, honest_parts, reply_of
 from tests.strategies.lines import BASE

@@ -20,7 +20,7 @@ from fedif_flower.attribution.intervals import (
     share_half_widths,
 )
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.batches import first_few, join, take_of_all
+from fedif_flower.tasks.rows import first_few, join, take_of_all
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,

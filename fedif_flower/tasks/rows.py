@@ -1,0 +1,161 @@
+"""The examples of a batch: how many there are, which are taken, and batches joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.structures import change_chosen, describe, rebuilt, tensors_of
+
+
+def num_rows(batch: Any) -> int | None:
+    """Return the length that all tensors of a batch have; ``None`` if they differ."""
+    tensors = tensors_of(batch)
+    if any(tensor.dim() == 0 for tensor in tensors):
+        return None
+    lengths = {len(tensor) for tensor in tensors}
+    if len(lengths) != 1:
+        return None
+    return lengths.pop()
+
+
+def num_examples(targets: Any) -> int:
+    """Return how many examples a batch's targets are for."""
+    tensors = tensors_of(targets)
+    if tensors and tensors[0].dim():
+        return len(tensors[0])
+    return len(targets)
+
+
+def first_few(batch: Any) -> Any:
+    """Return the first two examples of a batch if its tensors have one length, else all of it."""
+    count = num_rows(batch)
+    if count is None:
+        return batch
+    # Two: a model that calls ``squeeze`` treats a single one differently.
+    return cut_rows(batch, count, slice(2))
+
+
+def take_rows(batch: Any, rows: Tensor) -> Any:
+    """Return the examples of a batch at ``rows`` [k]; its tensors must have one length."""
+    return cut_rows(batch, num_rows(batch), rows)
+
+
+def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
+    """Return the examples at ``rows`` [k], ascending, as numbered through all batches, by batch."""
+    selected = []
+    start = 0
+    for batch in batches:
+        end = start + (num_rows(batch) or 0)
+        rows_in_batch = rows[(rows >= start) & (rows < end)] - start
+        if len(rows_in_batch):
+            selected.append(take_rows(batch, rows_in_batch))
+        start = end
+    return selected
+
+
+def cut_rows(batch: Any, count: int | None, rows: slice | Tensor) -> Any:
+    """Return the examples at ``rows`` of a batch of ``count``."""
+
+    def cut(column: Any) -> Any:
+        if isinstance(column, Tensor):
+            return _rows_of(column, rows)
+        places = range(len(column))[rows] if isinstance(rows, slice) else rows.tolist()
+        items = [column[place] for place in places]
+        return items if isinstance(column, list) else tuple(items)
+
+    return change_chosen(lambda part: _is_column(part, count), cut, batch)
+
+
+def _rows_of(column: Tensor, rows: slice | Tensor) -> Tensor:
+    """Return the rows of a tensor, wherever the tensor of their places lies."""
+    if isinstance(rows, Tensor):
+        rows = rows.to(column.device)
+    return column[rows]
+
+
+def _is_column(part: Any, count: int | None) -> bool:
+    """Tell whether a part of a batch of ``count`` has an item for each example.
+
+    Tensors do, and so do lists of as many strings, or of whatever else holds no tensor.
+    """
+    if isinstance(part, Tensor):
+        return True
+    is_as_long = isinstance(part, list | tuple) and len(part) == count
+    return is_as_long and not tensors_of(part)
+
+
+def join(batches: Sequence[Any]) -> Any:
+    """Return batches of one structure as a single one.
+
+    Raises
+    ------
+    ValuationError
+        If they differ in more than their examples: in the length of sequences, where each batch is
+        padded for itself, in their keys, or in a number that is a whole batch's.
+    """
+    return _joined(batches, [num_rows(batch) for batch in batches])
+
+
+def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
+    """Return the same part of several batches, of so many examples each, as a single one."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        _require_alike(parts)
+        return torch.cat(tuple(parts))
+    if all(map(_is_column, parts, counts)):
+        items = list(chain.from_iterable(parts))
+        return items if isinstance(first, list) else tuple(items)
+    _require_alike(parts)
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts], counts) for key in first}
+    if isinstance(first, list | tuple):
+        joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
+        return rebuilt(first, joined)
+    return first
+
+
+def _require_alike(parts: Sequence[Any]) -> None:
+    """Raise ValuationError if the same parts of several batches differ in more than examples."""
+    first = parts[0]
+    for part in parts[1:]:
+        if not _are_alike(first, part):
+            raise ValuationError(
+                "batches that differ in more than their examples cannot be joined: "
+                f"{describe(first)} and {describe(part)}"
+            )
+
+
+def _are_alike(part: Any, other: Any) -> bool:
+    """Tell whether two parts have one form; what is made of nothing else has to be one value."""
+    if isinstance(part, Tensor) or isinstance(other, Tensor):
+        are_tensors = isinstance(part, Tensor) and isinstance(other, Tensor)
+        return are_tensors and part.shape[1:] == other.shape[1:]
+    if isinstance(part, Mapping):
+        return isinstance(other, Mapping) and part.keys() == other.keys()
+    if isinstance(part, list | tuple):
+        return isinstance(other, list | tuple) and len(part) == len(other)
+    try:
+        return part is other or bool(part == other)
+    except Exception:  # Out of a comparison of the user's own objects.
+        return False
+
+
+def holds_classes(labels: Tensor) -> bool:
+    """Tell whether labels can be classes: probabilities are none."""
+    return not labels.is_floating_point() and not labels.is_complex()
+
+
+def class_labels(batch: Any) -> Tensor | None:
+    """Return the integer targets ``[n]`` that end a batch; ``None`` where there are no such."""
+    if not isinstance(batch, list | tuple) or not batch:
+        return None
+    targets = batch[-1]
+    if not isinstance(targets, Tensor) or targets.dim() != 1:
+        return None
+    return targets if holds_classes(targets) else None

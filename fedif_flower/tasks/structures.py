@@ -1,0 +1,101 @@
+"""Structures of dicts, lists and tuples: the tensors in them, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedif_flower.errors import ValuationError
+
+
+def as_tensors(value: Any) -> Any:
+    """Return a structure of dicts, lists and tuples with tensors in place of NumPy arrays.
+
+    Without any it is returned as it is: an object of its own kind may know more.
+
+    Raises
+    ------
+    ValuationError
+        If an array does not hold numbers.
+    """
+    tensors: list[Tensor] = []
+
+    def to_tensor(values: NDArray[Any]) -> Tensor:
+        if values.dtype.kind not in "biufc":
+            raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
+        native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
+        if not native.flags.writeable:
+            native = native.copy()  # The tensor shares the memory, and may be written to.
+        tensor = torch.from_numpy(native)
+        tensors.append(tensor)
+        return tensor
+
+    changed = change_chosen(lambda item: isinstance(item, np.ndarray), to_tensor, value)
+    if not tensors:
+        return value
+    return changed
+
+
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return a structure of dicts, lists and tuples with every tensor in it changed."""
+    return change_chosen(lambda item: isinstance(item, Tensor), change, value)
+
+
+def change_chosen(chosen: Callable[[Any], bool], change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a structure with what is chosen in it changed."""
+    if chosen(value):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: change_chosen(chosen, change, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return rebuilt(value, [change_chosen(chosen, change, item) for item in value])
+    return value
+
+
+def rebuilt(sequence: Any, items: list[Any]) -> Any:
+    """Return a list or tuple of the same kind as another, of other items."""
+    is_named_tuple = hasattr(sequence, "_fields")
+    if is_named_tuple:
+        return type(sequence)(*items)
+    return type(sequence)(items)
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    """Return the tensors of a structure of dicts, lists and tuples."""
+    tensors: list[Tensor] = []
+    map_tensors(tensors.append, value)
+    return tensors
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return what a structure of dicts, lists and tuples is made of: tensors, strings, numbers."""
+    leaves: list[Any] = []
+    change_chosen(lambda item: not isinstance(item, Mapping | list | tuple), leaves.append, value)
+    return leaves
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move a structure to a device; an object with a ``to`` of its own is moved by it."""
+    has_to = callable(getattr(value, "to", None))
+    if has_to:
+        return value.to(device)
+    return map_tensors(lambda tensor: tensor.to(device), value)
+
+
+def describe(value: Any) -> str:
+    """Return types and shapes for an error message: ``(float32 [8, 3], int64 [8])``."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"NumPy array {value.dtype} {list(value.shape)}"
+    if isinstance(value, Mapping):
+        items = [f"{key!r}: {describe(item)}" for key, item in value.items()]
+        return "{" + ", ".join(items) + "}"
+    if isinstance(value, list | tuple) and len(value) <= 8:
+        return f"{type(value).__name__} ({', '.join(map(describe, value))})"
+    return type(value).__name__
