@@ -107,6 +107,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     validation: Validation | None = None  # The held-out data by which steps are judged.
     takes_groups = False  # Whether it may be given the means of groups for clients.
+    said_by = "its combines_updates"  # What says what weigh returns, for errors.
     reads_updates = True  # Whether its weights need more than products, lengths and examples.
     current: Round | None = None  # The round that goes on; later, what is left of the last one.
     online: Sequence[ClientNode] = ()  # When the round began.
@@ -319,7 +320,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         answer = require_answer(
             weighed,
             staged,
+            whose=f"{type(self).__name__}.weigh",
             combines_updates=self.combines_updates,
+            said_by=self.said_by,
             sets_lengths=self.sets_lengths,
         )
         if isinstance(answer, Aggregation):

@@ -18,6 +18,7 @@ from fedif_flower.round import (
     combine_buffers,
     largest_counters,
 )
+from fedif_flower.tasks.batches import describe
 
 
 @runtime_checkable
@@ -81,7 +82,13 @@ def claim(parts: Iterable[object], key: object) -> None:
 
 
 def require_answer(
-    answer: object, updates: RoundUpdates, *, combines_updates: bool, sets_lengths: bool = False
+    answer: object,
+    updates: RoundUpdates,
+    *,
+    whose: str,
+    combines_updates: bool,
+    said_by: str,
+    sets_lengths: bool = False,
 ) -> Aggregation | Tensor:
     """Return a rule's answer.
 
@@ -91,8 +98,12 @@ def require_answer(
         What the rule returned.
     updates : RoundUpdates
         What it was given: m updates of a model ``[d]``.
+    whose : str
+        The rule, for errors.
     combines_updates : bool
         Whether it has to return weights ``[m]``; else a step ``[d]``.
+    said_by : str
+        The attribute that says so, for errors.
     sets_lengths : bool
         Whether its weights may bring updates to another length.
 
@@ -118,9 +129,16 @@ def require_answer(
             return answer
         expected = "a step [d]"
     raise ValuationError(
-        f"the rule has to return {expected}, a tensor of shape {list(shape)}: its gives_weights "
-        "says so"
+        f"{whose} returned {_words_of(answer)}; allowed: {expected}, of shape {list(shape)}, as "
+        f"{said_by} = {combines_updates} says"
     )
+
+
+def _words_of(answer: object) -> str:
+    """Return the kind and shape of what a rule returned, for an error."""
+    if isinstance(answer, Aggregation):
+        return f"an Aggregation of weights {describe(answer.weights)}"
+    return describe(answer)
 
 
 def _is_tensor_of(value: object, shape: torch.Size) -> TypeGuard[Tensor]:

@@ -42,6 +42,8 @@ class RobustRule(ScreenedStrategy):
     >>> strategy = RobustRule(Median(), fraction_train=0.5)      # doctest: +SKIP
     """
 
+    said_by = "the rule's gives_weights"
+
     def __init__(self, rule: Rule, **base: Unpack[BaseArguments]) -> None:
         fits = callable(rule) and not isinstance(rule, type)
         require(fits, "rule", rule, "a callable, such as Median()")

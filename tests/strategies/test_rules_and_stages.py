@@ -145,7 +145,26 @@ def test_a_rule_of_ones_own_may_give_weights_and_says_so():
     assert column(report, "weight") == [0, 0, 0, 0, 1]
     mute = RobustRule(Last().__call__, **BASE)  # Which does not say so.
     mute.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
-    assert "the rule has to return a step [d]" in mute.history.rounds[0].reason
+    assert mute.history.rounds[0].reason == (
+        "RobustRule.weigh returned an Aggregation of weights float32 [5]; allowed: a step [d], of "
+        "shape [2], as the rule's gives_weights = False says"
+    )
+
+
+def test_a_strategy_of_ones_own_that_returns_a_step_says_so():
+    class Steps(FedAvg):
+        def weigh(self, updates):
+            return updates.client_updates.mean(dim=0)
+
+    mute = Steps(**BASE)
+    mute.start(LocalGrid(Movers(STEPS), 5), model_arrays(point()), num_rounds=1)
+    assert mute.history.rounds[0].reason == (
+        "Steps.weigh returned float32 [2]; allowed: an Aggregation of weights [m], of shape [5], "
+        "as its combines_updates = True says"
+    )
+    own = Steps(**BASE)
+    own.combines_updates = False
+    play(own, point(), Movers(STEPS))
 
 
 def test_a_rule_whose_weights_rescale_updates_says_so():
@@ -257,16 +276,16 @@ class Unwrapped(InfluenceValuation):
     [
         (
             RobustRule(gives(lambda _: torch.ones(2, 1), weights=False), **BASE),
-            "a step [d], a tensor of",
+            "returned float32 [2, 1]; allowed: a step [d], of shape [2]",
         ),
         (
             RobustRule(gives(lambda _: torch.ones(()), weights=False), **BASE),
-            "a step [d], a tensor of",
+            "returned float32 []; allowed: a step [d], of shape [2]",
         ),
         (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
         (RobustRule(gives(uneven, weights=True), **BASE), "scores of shape [3] for 5 clients"),
         (RobustRule(gives(listed, weights=True), **BASE), "scores are a list; allowed: a tensor"),
-        (RobustRule(gives(in_numpy, weights=True), **BASE), "weights [m], a tensor of shape [5]"),
+        (RobustRule(gives(in_numpy, weights=True), **BASE), "NumPy array float64 [5]; allowed"),
         (ScoredStrategy(Unwrapped(bowl()), **BASE), "Unwrapped.score returns Tensor; allo"),
     ],
 )
