@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -520,3 +521,12 @@ def largest_counters(
         values = np.maximum.reduce(counted)
         largest[name] = torch.from_numpy(np.asarray(values))
     return largest
+
+
+@contextmanager
+def refuse_changes_in_place(updates: RoundUpdates, error: str) -> Iterator[None]:
+    """Raise ValuationError with these words where the updates are changed in place meanwhile."""
+    version = updates.client_updates._version  # PyTorch counts every change in place.
+    yield
+    if updates.client_updates._version != version:
+        raise ValuationError(error)

@@ -25,7 +25,6 @@ from fedif_flower.errors import (
     DivergedError,
     FedIFError,
     TrainingFailedError,
-    ValuationError,
 )
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.client_node import ClientNode
@@ -39,7 +38,7 @@ from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import printable
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
 from fedif_flower.server.drawing import number_drawn, require_nodes
@@ -309,18 +308,20 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             raise
 
     def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
+        whose = type(self).__name__
         staged = self.stages.before(updates)
-        version = staged.client_updates._version  # It grows with each change in place.
-        weighed = self.weigh(staged if self.combines_updates else staged.shortened())
-        if staged.client_updates._version != version:
-            raise ValuationError(
-                f"{type(self).__name__} changes updates in place while it weighs them: work on a "
-                "copy, client_updates.clone()"
-            )
+        # A rule that returns a step gets the updates as short as they count.
+        rows = staged if self.combines_updates else staged.shortened()
+        in_place = (
+            f"{whose} changes updates in place while it weighs them: work on a copy, "
+            "client_updates.clone()"
+        )
+        with refuse_changes_in_place(staged, in_place):
+            weighed = self.weigh(rows)
         answer = require_answer(
             weighed,
             staged,
-            whose=f"{type(self).__name__}.weigh",
+            whose=f"{whose}.weigh",
             combines_updates=self.combines_updates,
             said_by=self.said_by,
             sets_lengths=self.sets_lengths,

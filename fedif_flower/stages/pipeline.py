@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, largest_counters, move_model
+from fedif_flower.round import (
+    Aggregation,
+    ModelVectors,
+    RoundUpdates,
+    largest_counters,
+    move_model,
+    refuse_changes_in_place,
+)
 from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, overrides
 from fedif_flower.valuation.validation import Validation
 
@@ -118,15 +125,15 @@ class Stages:
             what is no share.
         """
         for stage in self._before:
-            version = updates.client_updates._version  # It grows with each change in place.
-            staged = stage.before(updates)
-            _require_round(stage, staged)
-            in_place = updates.client_updates._version != version
-            if in_place or not _says_whose(updates, staged):
-                raise ValuationError(
-                    f"stage {type(stage).__name__} changes updates without saying whose they are: "
-                    "return updates.mixed(matrix) for means of them, factors for shorter ones"
-                )
+            unsaid = (
+                f"stage {type(stage).__name__} changes updates without saying whose they are: "
+                "return updates.mixed(matrix) for means of them, factors for shorter ones"
+            )
+            with refuse_changes_in_place(updates, unsaid):
+                staged = stage.before(updates)
+                _require_round(stage, staged)
+            if not _says_whose(updates, staged):
+                raise ValuationError(unsaid)
             if staged.num_clients != updates.num_clients and not stage.makes_groups:
                 raise ValuationError(
                     f"stage {type(stage).__name__} makes {staged.num_clients} rows of "
