@@ -21,8 +21,9 @@ from fedif_consortium.evidence.receipts import (
 )
 from fedif_consortium.evidence.redone_rounds import counted_rounds, not_told, redone_rounds
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.words import enumerated
 
 Names = Sequence[Mapping[int, str]]
 

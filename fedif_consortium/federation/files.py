@@ -12,8 +12,8 @@ import typer
 from fedif_flower import storage
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_toml
-from fedif_flower.messages.text import enumerated
 from fedif_flower.settings import Settings, require_known, setting
+from fedif_flower.words import enumerated
 
 MOST_BYTES = 2**16
 _Document = TypeVar("_Document", bound=Settings)

@@ -35,8 +35,8 @@ from fedif_flower.messages.arrays import ArraySpec, arrays_of
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
-from fedif_flower.messages.text import enumerated
 from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 # An honest member whose update is spread over many entries is refused once in some million rounds;

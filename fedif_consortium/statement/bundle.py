@@ -50,9 +50,9 @@ from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings
 from fedif_consortium.statement.undelivered import queue_pages
 from fedif_flower.errors import ConfigError, StatementError, require
 from fedif_flower.foreign import parse_json, refused_as
-from fedif_flower.messages.text import listed
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import csv_text
+from fedif_flower.words import listed
 
 NAMES = "the members' names:"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fedif_consortium.watch.state import Watched
-from fedif_flower.messages.text import enumerated
 from fedif_flower.run.held_out import MOST_CONTRADICTED
 from fedif_flower.run.rows import Line
+from fedif_flower.words import enumerated
 
 MISSES = 3  # In a row: by chance it is hardly so.
 SLOW = 3.0  # Times the usual round.

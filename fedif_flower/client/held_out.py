@@ -20,10 +20,11 @@ from fedif_flower.messages.held_out_classes import (
     read_held_out_classes,
 )
 from fedif_flower.messages.instructions import RUN_KEY
-from fedif_flower.messages.text import listed, printable
+from fedif_flower.messages.text import printable
 from fedif_flower.tasks.batches import is_plain
 from fedif_flower.tasks.rows import class_labels
 from fedif_flower.valuation.held_out import RARE
+from fedif_flower.words import listed
 
 _STATE_KEY = "held-out-classes-said"  # In a node's state: of which run, and what.
 logger = logging.getLogger(__name__)

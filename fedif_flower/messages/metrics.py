@@ -19,7 +19,8 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fedif_flower.errors import ReplyError, require
-from fedif_flower.messages.text import enumerated, printable, reason_of
+from fedif_flower.messages.text import printable, reason_of
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedif_flower.messages.arrays import is_variance, pack_array
 from fedif_flower.messages.names import matched, prefix_explained, wrapper_of
-from fedif_flower.messages.text import enumerated
+from fedif_flower.words import enumerated
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.text import enumerated
+from fedif_flower.words import enumerated, listed
 
 # From the name under which an array travels to the name that the server's own model has for it.
 Names = Mapping[str, str] | Callable[[str], str]
@@ -223,10 +223,7 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _first_of(names: Collection[str]) -> str:
-    first = min(names)
-    if len(names) == 1:
-        return first
-    return f"{first} and {len(names) - 1} more"
+    return listed(sorted(names), most=1)
 
 
 def _ends(name: str) -> list[str]:

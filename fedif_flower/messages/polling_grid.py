@@ -24,7 +24,7 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
-from fedif_flower.messages.text import enumerated
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedif_flower.foreign import visible
@@ -12,7 +11,6 @@ MAX_LENGTH = 200
 # What a terminal or a page obeys in place of showing it, as in a class of a regular expression:
 # control characters, line ends, and marks that have no width or turn the direction of writing.
 UNSHOWN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-_MOST_NAMES = 10
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
 _RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)  # As Flower writes it.
 
@@ -58,20 +56,6 @@ def reason_of(error: Any) -> str:
         older = "the client app is of Flower's older API (NumPyClient, client_fn)"
         return f"{older}; {MESSAGE_API}: {reason}"
     return reason
-
-
-def listed(values: Sequence[object]) -> str:
-    """Return values in their order, with commas, and how many more there are beyond ten."""
-    shown = ", ".join(str(value) for value in values[:_MOST_NAMES])
-    num_more = len(values) - _MOST_NAMES
-    if num_more > 0:
-        return f"{shown} and {num_more} more"
-    return shown
-
-
-def enumerated(names: Iterable[str]) -> str:
-    """Return names with commas, and how many more there are beyond the first ten."""
-    return listed(sorted(names))
 
 
 def _short(text: object, max_length: int) -> str:

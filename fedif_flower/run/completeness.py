@@ -20,6 +20,7 @@ from typing import Any, Literal
 from fedif_flower.messages.client_node import called
 from fedif_flower.run.rows import Line
 from fedif_flower.strategies.config import ALWAYS
+from fedif_flower.words import listed
 
 Verdict = Literal["complete", "complete with gaps", "incomplete"]
 # What became of a round for a member. A request is open where the run ended before the member
@@ -425,8 +426,4 @@ def _never_drawn(members: Sequence[MemberTurns], rounds: Sequence[Line]) -> list
 
 def _listed(members: Sequence[MemberTurns]) -> str:
     """Return members in words, the first few of them."""
-    text = ", ".join(member.description for member in members[:_MOST_NAMED])
-    num_more = len(members) - _MOST_NAMED
-    if num_more > 0:
-        text += f" and {num_more} more"
-    return text
+    return listed([member.description for member in members], most=_MOST_NAMED)

@@ -13,7 +13,6 @@ from torch import Tensor
 from fedif_flower.errors import StatementError, require
 from fedif_flower.foreign import require_plain_archive
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import listed
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.checkpoint import Checkpoint
 from fedif_flower.run.config import RunConfig, UpdatesSettings
@@ -22,6 +21,7 @@ from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.server.record import Step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder
+from fedif_flower.words import listed
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from fedif_flower.messages.preflight import (
     seconds_ahead,
 )
 from fedif_flower.messages.screened_grid import is_reliable
-from fedif_flower.messages.text import enumerated, printable, reason_of
+from fedif_flower.messages.text import printable, reason_of
 from fedif_flower.run.checkpoint import lies_in
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, hold_directory, is_held
@@ -42,6 +42,7 @@ from fedif_flower.server.nodes import (
 )
 from fedif_flower.server.roster import NodeDirectory
 from fedif_flower.settings import AUTO, Scalar
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 

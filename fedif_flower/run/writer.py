@@ -26,7 +26,7 @@ from fedif_flower.attribution.gain import gain_of
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import enumerated, printable
+from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import (
     MEASURED,
     SETTINGS_KEY,
@@ -48,6 +48,7 @@ from fedif_flower.server.summary import shown_setting
 from fedif_flower.tasks.structures import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
+from fedif_flower.words import enumerated
 
 STAGES_KEY = "stages"  # No run config has it: what a strategy's stages are.
 OnRow = Callable[[Round], object]

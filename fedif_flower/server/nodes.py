@@ -17,7 +17,8 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
 from fedif_flower.messages.records import records_of
-from fedif_flower.messages.text import enumerated, printable, reason_of
+from fedif_flower.messages.text import printable, reason_of
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
-from fedif_flower.messages.text import enumerated
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.nodes import (
     MOST_QUESTIONS,
@@ -19,6 +18,7 @@ from fedif_flower.server.nodes import (
     identify_unasked,
     wait_for_nodes,
 )
+from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 

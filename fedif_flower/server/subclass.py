@@ -11,8 +11,8 @@ from flwr.app import ArrayRecord, Message
 
 from fedif_flower.errors import ConfigError, ReplyError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import enumerated
 from fedif_flower.server.model import GlobalModel
+from fedif_flower.words import enumerated
 
 _TAKES_A_LIST = "_takes_a_list"
 

@@ -15,7 +15,12 @@ from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
 from fedif_flower.seeding import derive_seed, torch_generator
-from fedif_flower.tasks.modules import copy_module, evaluation_mode, seeded_randomness
+from fedif_flower.tasks.modules import (
+    copy_module,
+    evaluation_mode,
+    seeded_randomness,
+    trainable_parameters,
+)
 from fedif_flower.tasks.rows import num_rows, take_rows
 from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
@@ -267,7 +272,7 @@ def _seconds_of_step(
     noise = _noise_of(correction, labels)
     with seeded_randomness(0, labels.device), torch.enable_grad():
         began = time.perf_counter()
-        _train_epoch(model, _Adam(_trained(model)), batch, few.by_epoch[0], 0, noise)
+        _train_epoch(model, _Adam(trainable_parameters(model)), batch, few.by_epoch[0], 0, noise)
         if labels.device.type == "cuda":
             torch.cuda.synchronize(labels.device)  # What was asked for is still being computed.
         return time.perf_counter() - began
@@ -302,7 +307,7 @@ def _noise_of(correction: float | Tensor, labels: Tensor) -> Tensor:
 
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
     """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
-    optimizer = _Adam(_trained(model))
+    optimizer = _Adam(trainable_parameters(model))
     answers = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
         _train_epoch(model, optimizer, batch, batches, fold, noise)
@@ -322,17 +327,12 @@ def _train_epoch(
 ) -> None:
     """Train one model on the batches of an epoch, rows ``[k, b]`` each."""
     model.train()
-    trained = _trained(model)
+    trained = trainable_parameters(model)
     for rows in batches:
         *inputs, labels = take_rows(batch, rows[fold])
         loss = _loss(model(*inputs), labels, noise)
         slopes = torch.autograd.grad(loss, trained, materialize_grads=True)
         optimizer.step(slopes)
-
-
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    """Return what is trained of a model."""
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
 class _Adam:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -30,11 +30,11 @@ from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.noise_profile import Profile, Suspect, find_suspects, profile
 from fedif_flower.valuation.parts import count_answers
 from fedif_flower.valuation.validation import Validation
+from fedif_flower.words import listed
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
 RARE = 10  # Examples of a class.
 _SURE = 0.9
-_NAMED = 10  # Classes in a sentence.
 _PAIRS_NAMED = 3
 MUCH_CONFUSED = 0.1  # Of the labels.
 logger = logging.getLogger(__name__)
@@ -179,12 +179,10 @@ class HeldOut:
     def _classes(self) -> list[str]:
         phrases = []
         if self.missing:
-            phrases.append(
-                f"no held-out example that counts of the classes {_listed(self.missing)}"
-            )
+            phrases.append(f"no held-out example that counts of the classes {listed(self.missing)}")
         if self.rare:
             few = [f"{label} ({count})" for label, count in self.rare.items()]
-            phrases.append(f"fewer than {RARE} held-out examples of the classes {_listed(few)}")
+            phrases.append(f"fewer than {RARE} held-out examples of the classes {listed(few)}")
         return phrases
 
     def _twice(self) -> list[str]:
@@ -234,13 +232,6 @@ def confused_share(noise: float | None, by_class: float | None) -> float:
     if by_class is None or by_class - (noise or 0.0) < MUCH_CONFUSED:
         return 0.0
     return by_class
-
-
-def _listed(values: Sequence[object]) -> str:
-    """Return the first few values, and how many there are more."""
-    shown = ", ".join(str(value) for value in values[:_NAMED])
-    num_more = len(values) - _NAMED
-    return f"{shown} and {num_more} more" if num_more > 0 else shown
 
 
 def vet(

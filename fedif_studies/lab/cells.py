@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages.text import listed
 from fedif_flower.run.config import CreditSettings, RunConfig, UpdatesSettings
 from fedif_flower.run.federation import why_nobody_attacks
 from fedif_flower.run.folder import RunFolder
@@ -20,6 +19,7 @@ from fedif_flower.run.record_files import JsonFile
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import content_key
 from fedif_flower.tasks.images import settled
+from fedif_flower.words import listed
 from fedif_studies.rows import machine, revision
 
 LABEL = "cell.json"

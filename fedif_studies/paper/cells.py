@@ -13,6 +13,7 @@ from typing import NamedTuple
 from fedif_flower.errors import require
 from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
+from fedif_flower.words import listed
 from fedif_studies.lab.cells import Cell, find_data, make_cell
 from fedif_studies.lab.measurements import PATHS, Measurement
 from fedif_studies.lab.table import MeanStd
@@ -285,16 +286,13 @@ def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> s
             return ""
         compared.append((cell, differences))
     nearest, differences = min(compared, key=lambda pair: len(pair[1]))
-    shown = []
-    for key, (setting, cell_setting) in list(differences.items())[:_MOST_SHOWN]:
-        shown.append(f"{key} = {setting!r}, not {cell_setting!r}")
-    reason = (
+    phrases = []
+    for key, (setting, cell_setting) in differences.items():
+        phrases.append(f"{key} = {setting!r}, not {cell_setting!r}")
+    return (
         f"nearest is {nearest.row.key} under {nearest.column.key} of {nearest.table.name}: "
-        f"{', '.join(shown)}"
+        f"{listed(phrases, most=_MOST_SHOWN)}"
     )
-    if len(differences) > _MOST_SHOWN:
-        reason += f" and {len(differences) - _MOST_SHOWN} more"
-    return reason
 
 
 def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
