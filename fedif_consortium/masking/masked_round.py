@@ -34,7 +34,7 @@ from fedif_flower.errors import KeeperError, MaskingError, ReplyError
 from fedif_flower.messages.arrays import ArraySpec, arrays_of
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
-from fedif_flower.messages.screening import AcceptedReply, Arrive, Workspace, empty_rows
+from fedif_flower.messages.workspace import AcceptedReply, Arrive, Workspace, empty_rows
 from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.words import enumerated
 

@@ -15,15 +15,8 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.polling_grid import Closing
-from fedif_flower.messages.screening import (
-    AcceptedReply,
-    Arrive,
-    Asked,
-    Look,
-    Screening,
-    Workspace,
-    screen_replies,
-)
+from fedif_flower.messages.screening import Look, Screening, screen_replies
+from fedif_flower.messages.workspace import AcceptedReply, Arrive, Asked, Workspace
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stages
 

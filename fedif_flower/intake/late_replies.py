@@ -14,7 +14,8 @@ from fedif_flower.intake.intake import Host, Intake, IntakeAround
 from fedif_flower.intake.pace import Pace
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.screening import Arrive, Asked, Screening
+from fedif_flower.messages.screening import Screening
+from fedif_flower.messages.workspace import Arrive, Asked
 
 
 class LateReplies(IntakeAround):

@@ -36,8 +36,8 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.screening import Asked
 from fedif_flower.messages.text import printable
+from fedif_flower.messages.workspace import Asked
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments

@@ -17,8 +17,9 @@ from torch import Tensor
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import AcceptedReply, Asked, RefusedReply, Status
+from fedif_flower.messages.screening import RefusedReply, Status
 from fedif_flower.messages.text import printable
+from fedif_flower.messages.workspace import AcceptedReply, Asked
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 
 if TYPE_CHECKING:

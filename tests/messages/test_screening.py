@@ -18,7 +18,8 @@ from fedif_flower.messages.metrics import ReplyLimits, scalar
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED
 from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid
-from fedif_flower.messages.screening import Asked, Screening, Workspace, screen_replies
+from fedif_flower.messages.screening import Screening, screen_replies
+from fedif_flower.messages.workspace import Asked, Workspace
 from fedif_flower.round import ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.server.hostile import Clients, step_reply

@@ -9,7 +9,8 @@ from flwr.app import ArrayRecord
 from fedif_flower import FedAvg
 from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.screening import AcceptedReply, RefusedReply
+from fedif_flower.messages.screening import RefusedReply
+from fedif_flower.messages.workspace import AcceptedReply
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.record import Round

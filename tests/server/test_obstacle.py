@@ -9,7 +9,8 @@ from flwr.app import RecordDict
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ClientRecords
-from fedif_flower.messages.screening import AcceptedReply, RefusedReply
+from fedif_flower.messages.screening import RefusedReply
+from fedif_flower.messages.workspace import AcceptedReply
 from fedif_flower.server.obstacle import Obstacle, find_obstacle
 from fedif_flower.server.record import Round
 

@@ -19,7 +19,7 @@ from fedif_flower import strategies as of
 from fedif_flower.aggregators import FedAdp
 from fedif_flower.client.training import train_local
 from fedif_flower.errors import ConfigError
-from fedif_flower.messages import screening
+from fedif_flower.messages import workspace
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
@@ -194,7 +194,7 @@ def test_the_model_sent_back_is_worth_nothing_however_few_digits_it_has():
 
 def test_updates_that_do_not_fit_into_memory_lie_in_a_file(monkeypatch):
     in_memory, _ = play(fedif(), point(1), UP_DOWN_UP, rounds=2)
-    monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
+    monkeypatch.setattr(workspace, "SHARE_OF_MEMORY", 0.0)
     strategy = fedif()
     in_file, _ = play(strategy, point(1), UP_DOWN_UP, rounds=2)
     assert strategy.intake.workspace.updates.untyped_storage().filename is not None

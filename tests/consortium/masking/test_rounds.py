@@ -17,7 +17,7 @@ from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_flower import FedAvg, FedIF, PathAttribution
 from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, KeeperError
-from fedif_flower.messages import screening
+from fedif_flower.messages import workspace
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID
 from fedif_flower.stages import Clip, LossBound, MaxLength
@@ -70,7 +70,7 @@ def test_a_masked_round_leads_and_credits_as_a_plain_one_does(name):
 
 def test_vectors_of_many_members_lie_in_a_file(monkeypatch):
     _, in_memory, _ = play(fedif)
-    monkeypatch.setattr(screening, "SHARE_OF_MEMORY", 0.0)
+    monkeypatch.setattr(workspace, "SHARE_OF_MEMORY", 0.0)
     _, in_file, _ = play(fedif)
     assert (in_file - in_memory).abs().max() < 1e-7
 
