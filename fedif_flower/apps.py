@@ -66,11 +66,11 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     """
     from flwr.serverapp import ServerApp
 
+    from fedif_flower.run.ending import require_complete
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.parts import chosen_parts
     from fedif_flower.run.preflight import read_config
-    from fedif_flower.run.report import require_complete
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()

@@ -101,7 +101,7 @@ def run(
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from rich.progress import Progress
 
-    from fedif_flower.run.report import print_summary, require_complete
+    from fedif_flower.run.ending import print_summary, require_complete
     from fedif_flower.runtime.simulation import simulate
 
     console = Console()
@@ -163,7 +163,8 @@ def show(
     require_directories([run_dir])
     if of is not None and picture is None:
         raise ConfigError(f"of = {of!r}; allowed: with --picture, of which it says what is drawn")
-    from fedif_flower.run.report import column_words, print_summary
+    from fedif_flower.run.ending import print_summary
+    from fedif_flower.run.report import column_words
     from fedif_flower.run.results import load
 
     console = Console()
@@ -205,9 +206,9 @@ def check_validation(
     The task is that of the run config; nobody is asked.
     """
     parsed = parse_config(config, {})
-    from fedif_flower.run.config import ValidationSettings
     from fedif_flower.run.held_out import examine
     from fedif_flower.run.loaded_task import load_task
+    from fedif_flower.run.own_sections import ValidationSettings
     from fedif_flower.run.record_files import Table
     from fedif_flower.valuation.noise_profile import Suspect
 

@@ -261,7 +261,7 @@ def test_show_says_what_its_columns_are(two):
 def test_a_picture_says_whom_it_leaves_out_and_what_its_lines_are(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(
-        "fedif_flower.run.results.save_figure", lambda figure, _: figures.append(figure)
+        "fedif_flower.run.member_pictures.save_figure", lambda figure, _: figures.append(figure)
     )
     rounds = [{client: client + extra for client in range(41)} for extra in (0, 1)]
     run = load(make_run(tmp_path / "many", rounds))

@@ -21,8 +21,9 @@ from typing import Any, Protocol, runtime_checkable
 from fedif_consortium.evidence.attempts import ATTEMPTS_KEY, HOW_IT_BEGINS
 from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as, regular
-from fedif_flower.run.config import RunConfig, own_defaults, with_own_settings
+from fedif_flower.run.config import RunConfig, with_own_settings
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.own_sections import own_defaults
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import cell
 from fedif_flower.settings import AUTO

@@ -11,7 +11,8 @@ from fedif_consortium.evidence.kept_gradients import GRADIENT
 from fedif_flower.errors import ValuationError, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.own_sections import CreditSettings
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback, RunningStrategy

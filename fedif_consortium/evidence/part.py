@@ -33,8 +33,9 @@ from fedif_flower.errors import ConfigError, EvidenceError, require
 from fedif_flower.foreign import read_whole
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import RECEIPTS_KEY
-from fedif_flower.run.config import RunConfig, UpdatesSettings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.own_sections import UpdatesSettings
 from fedif_flower.run.part import Built, RunContext, RunPart
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.rows import cell, csv_text

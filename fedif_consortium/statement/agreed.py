@@ -9,8 +9,8 @@ from fedif_consortium.evidence.attempts import HOW_IT_BEGINS, config_hash, read_
 from fedif_consortium.evidence.bound_rows import RUN_CONFIG, agreed_config, fixed_defaults
 from fedif_consortium.statement.settings import StatementSettings
 from fedif_flower.errors import EvidenceError, StatementError
-from fedif_flower.run.config import OFF, own_defaults
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.own_sections import OFF, own_defaults
 from fedif_flower.settings import AUTO
 
 

@@ -21,7 +21,7 @@ from fedif_consortium.statement.held_out import Array, Standing, credited_by_cla
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.attribution.shift import share_intervals
 from fedif_flower.attribution.table import CLASSES_KEY
-from fedif_flower.run.config import CreditSettings
+from fedif_flower.run.own_sections import CreditSettings
 
 CLASS_SHIFT = "credit.class-shift"
 

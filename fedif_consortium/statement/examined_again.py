@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from fedif_flower.errors import ConfigError, StatementError
-from fedif_flower.run.config import ValidationSettings
 from fedif_flower.run.correction import (
     BY_CLASS,
     NOISE,
@@ -22,6 +21,7 @@ from fedif_flower.run.correction import (
 )
 from fedif_flower.run.held_out import examine
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.own_sections import ValidationSettings
 from fedif_flower.valuation.held_out import HeldOut
 
 # What no other examination repeats, and what stands in a table of its own. The words of an error,

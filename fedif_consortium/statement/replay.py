@@ -23,12 +23,13 @@ from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
 from fedif_flower.round import combine
-from fedif_flower.run.config import CreditSettings, RunConfig, ValidationSettings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import HELD_OUT_KEY, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
 from fedif_flower.run.modules import hashes_here
+from fedif_flower.run.own_sections import CreditSettings, ValidationSettings
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import csv_text

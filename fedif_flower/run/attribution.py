@@ -17,16 +17,12 @@ from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import CheckpointError, require
 from fedif_flower.messages.held_out_classes import read_held_out_classes
-from fedif_flower.run.config import (
-    CreditSettings,
-    QuarantineSettings,
-    RunConfig,
-    ValidationSettings,
-)
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import NOISE
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.held_out import Witness, classes_of
 from fedif_flower.run.last_rounds import LastRounds
+from fedif_flower.run.own_sections import CreditSettings, QuarantineSettings, ValidationSettings
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy

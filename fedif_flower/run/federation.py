@@ -18,6 +18,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.figures import troubles
 from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.run.logs import about
@@ -32,7 +33,6 @@ from fedif_flower.run.preflight import (
 )
 from fedif_flower.run.provenance import RUN_ID
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.report import troubles
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.run.writer import OnRow
 from fedif_flower.server.nodes import NODE_TIMEOUT, wait_for_nodes

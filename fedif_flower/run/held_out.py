@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_flower.messages.held_out_classes import HeldOutClasses
-from fedif_flower.run.config import ValidationSettings
 from fedif_flower.run.correction import (
     Correction,
     corrected_task,
@@ -20,6 +19,7 @@ from fedif_flower.run.correction import (
 )
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.own_sections import ValidationSettings
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy

@@ -15,8 +15,9 @@ from fedif_flower.foreign import require_plain_archive
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.checkpoint import Checkpoint
-from fedif_flower.run.config import RunConfig, UpdatesSettings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds, write_tensors
+from fedif_flower.run.own_sections import UpdatesSettings
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.server.record import Step
 from fedif_flower.server.run import Callback, RunningStrategy

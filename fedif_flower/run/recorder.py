@@ -32,9 +32,9 @@ from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.last_rounds import CompleteRound
 from fedif_flower.run.loaded_task import tensors_in
 from fedif_flower.run.logs import note
+from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import RUN_ID, origin
-from fedif_flower.run.report import describe_machine
 from fedif_flower.run.results import run_title
 from fedif_flower.run.rows import Line
 from fedif_flower.run.strategy import malicious_marker

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedif_flower.attribution.intervals import ends_of, intervals
 from fedif_flower.attribution.table import BLOCK_COLUMN, BLOCKS_KEY
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as, visible
-from fedif_flower.messages.client_node import called
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.config import subject_of
+from fedif_flower.run.contributions import UNKNOWN, Contribution, contributions_of
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.palette import HONEST, MALICIOUS
-from fedif_flower.run.plots import dress, new_figure, plot_rounds, save_figure
+from fedif_flower.run.member import Member, sort_key
+from fedif_flower.run.member_pictures import bar_column, plot_bars, series_of_rounds
+from fedif_flower.run.plots import plot_rounds
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.tables import ResultTable, decimals_for, shown_number
 
@@ -33,56 +29,13 @@ if TYPE_CHECKING:
 UNFINISHED = "unfinished"  # It goes on, or was stopped: its completeness is not known yet.
 TABLES = ("members", "rounds", "clients", "attendance", "attribution")
 DRAWN = ("members", "rounds")
-_MOST_BARS = 40  # Members that a picture has room for.
-# What a member contributed, and the ends of its interval.
-_Contribution = tuple[float | None, float | None, float | None]
-_UNKNOWN: _Contribution = (None, None, None)
 
 
-@dataclass(frozen=True)
-class Member:
-    """What became of a member over a run.
+class Attributed(NamedTuple):
+    """Lines of a run's contributions: ``attribution_rounds.csv``, and ``attribution.csv``."""
 
-    Attributes
-    ----------
-    client_id, partition_id : int
-        Its lasting id, and the part of the data that it says it holds (-1: unknown).
-    name : str
-        What the operator calls it; empty: nothing.
-    accepted, refused, failed, away : int
-        Its rounds, by what became of its reply; away: none came, or its registration had ended. One
-        that may yet come is in none of them.
-    contribution : float, optional
-        By how much its updates lowered the validation loss (in nats for a cross-entropy), where the
-        run attributed contributions.
-    low, high : float, optional
-        The ends of its 95 % interval; :attr:`Run.interval` says what it is about.
-    weight_score : float, optional
-        Omega after its last round, where the strategy has one.
-    weight : float
-        The sum of its aggregation weights.
-    malicious : bool
-        Whether it is known to misbehave.
-    """
-
-    client_id: int
-    partition_id: int
-    name: str
-    accepted: int
-    refused: int
-    failed: int
-    away: int
-    contribution: float | None
-    low: float | None
-    high: float | None
-    weight_score: float | None
-    weight: float
-    malicious: bool
-
-    @property
-    def label(self) -> str:
-        """How a table calls it."""
-        return called(self.client_id, self.partition_id, self.name)
+    rounds: list[Line]
+    parts: list[Line]
 
 
 class Run:
@@ -224,9 +177,9 @@ class Run:
             members = []
             for client_id, lines in lines_by_client.items():
                 name = self.names.get(client_id, "")
-                members.append(_member(name, lines, contributions.get(client_id, _UNKNOWN)))
+                members.append(_member(name, lines, contributions.get(client_id, UNKNOWN)))
             column = "contribution" if contributions else "weight_score"
-            return tuple(sorted(members, key=lambda member: _place(member, column)))
+            return tuple(sorted(members, key=lambda member: sort_key(member, column)))
 
     def sort(self, by: str) -> tuple[Member, ...]:
         """Return the members in the order of a column, the largest first; texts from A on.
@@ -238,7 +191,7 @@ class Run:
         """
         columns = [field.name for field in fields(Member)]
         require(by in columns, "sort", by, ", ".join(columns))
-        return tuple(sorted(self.members, key=lambda member: _place(member, by)))
+        return tuple(sorted(self.members, key=lambda member: sort_key(member, by)))
 
     def table(self, by: str = "") -> ResultTable:
         """Return the members as a table, in the order of a column; what nobody has is left out."""
@@ -291,60 +244,24 @@ class Run:
         require(of in DRAWN, "of", of, ", ".join(DRAWN))
         # Else a program that goes by the name would take the file for what it is not.
         require(Path(path).suffix.lower() == ".png", "picture", str(path), "a file *.png")
+        picture = Path(path)
         if of == "rounds":
-            return self._plot_rounds(Path(path))
-        return self._plot_members(Path(path))
-
-    def _plot_rounds(self, path: Path) -> Path:
-        """Draw members' influences and weights over the rounds; a column that nobody has is out."""
-        columns = {}
-        lines = self.lines_of_complete_rounds()
-        for column, name in (("score", "influence"), ("weight", "weight")):
-            series: dict[int, list[tuple[int, float]]] = {}
-            for line in lines:
-                if line[column] is not None:
-                    series.setdefault(line["client_id"], []).append((line["round"], line[column]))
-            if series:
-                columns[name] = series
-        if not columns:
-            raise ConfigError(f"{self.name}: neither influences nor weights to draw")
-        members = {member.client_id: (member.label, member.malicious) for member in self.members}
-        plot_rounds(columns, members, self.last_round, path, title=self.title)
-        return path
-
-    def _plot_members(self, path: Path) -> Path:
-        if any(member.contribution is not None for member in self.members):
-            column = "contribution"
-            xlabel = "decrease of the validation loss"
-        else:
-            column = "weight_score"
-            xlabel = "weight score"
-        shown = [member for member in self.members if getattr(member, column) is not None]
-        if not shown:
+            lines = self.lines_of_complete_rounds()
+            series = series_of_rounds(lines)
+            if not series:
+                raise ConfigError(f"{self.name}: neither influences nor weights to draw")
+            members = {
+                member.client_id: (member.label, member.malicious) for member in self.members
+            }
+            plot_rounds(series, members, self.last_round, picture, title=self.title)
+            return picture
+        if bar_column(self.members) is None:
             raise ConfigError(f"{self.name}: neither contributions nor weight scores to draw")
-        title = self.title
-        if len(shown) > _MOST_BARS:
-            title += f"\nthe first {_MOST_BARS} of {len(shown)} members"
-            shown = shown[:_MOST_BARS]
-        shown.reverse()  # Bars are drawn from below, and the first member is to be at the top.
-        figure = new_figure(height=1.2 + 0.25 * len(shown))
-        axes = figure.subplots()
-        values = np.array([getattr(member, column) for member in shown])
-        reach = _error_bars(shown, values)
-        if reach is not None:
-            xlabel += f"; line: {self.interval}"
-        bars = axes.barh(range(len(shown)), values, xerr=reach, color=HONEST)
-        for member, bar in zip(shown, bars, strict=True):
-            if member.malicious:
-                bar.set(facecolor=MALICIOUS, edgecolor="white", hatch="//")
-        axes.set_yticks(range(len(shown)), [_called_in_picture(member) for member in shown])
-        axes.set(xlabel=xlabel, title=title)
-        dress(axes)
-        save_figure(figure, path)
-        return path
+        plot_bars(self.members, picture, title=self.title, interval=self.interval)
+        return picture
 
     @cached_property
-    def attributed(self) -> tuple[list[Line], list[Line]]:
+    def attributed(self) -> Attributed:
         """What each round gained, and each client's part of it; rounds that are complete."""
         rounds = read_table(self.folder.attributed_rounds.path, more=True).to_pylist()
         # A round's own line is written last: where there is one, its clients' lines are complete.
@@ -353,7 +270,7 @@ class Run:
         for column in self._blocks:
             columns[column] = "double"
         parts = read_table(self.folder.attribution.path, columns).to_pylist()
-        return rounds, [row for row in parts if row["round"] in complete]
+        return Attributed(rounds, [row for row in parts if row["round"] in complete])
 
     @cached_property
     def _blocks(self) -> dict[str, float]:
@@ -366,7 +283,7 @@ class Run:
         """Whether all contributions are split by blocks; those of masked rounds are not."""
         if not self._blocks:
             return False
-        for row in self.attributed[1]:
+        for row in self.attributed.parts:
             if any(row[column] is None for column in self._blocks):
                 return False
         return True
@@ -378,31 +295,12 @@ class Run:
             return "95 %, other held-out set"
         return "95 %, other rounds"
 
-    def _contributions(self) -> dict[int, _Contribution]:
+    def _contributions(self) -> dict[int, Contribution]:
         """Return each member's contribution over the run, and the ends of its interval."""
-        rounds, parts = self.attributed
-        client_ids = sorted({row["client_id"] for row in parts})
-        column_of = {client_id: k for k, client_id in enumerate(client_ids)}
-        row_of = {row["round"]: t for t, row in enumerate(rounds)}
-        per_round = np.zeros((len(row_of), len(client_ids)))  # [T, n]
-        for part in parts:
-            per_round[row_of[part["round"]], column_of[part["client_id"]]] = part["contribution"]
-        ends = intervals(per_round)  # [n, 2]
+        blocks = {}
         if self._is_split:
-            by_block = np.zeros((len(self._blocks), len(client_ids)))  # [B, n]
-            for part in parts:
-                of_client = [part[column] for column in self._blocks]
-                by_block[:, column_of[part["client_id"]]] += of_client
-            ends = ends_of(by_block, np.array(list(self._blocks.values())))
-        contributions: dict[int, _Contribution] = {}
-        for k, client_id in enumerate(client_ids):
-            total = math.fsum(per_round[:, k])
-            if ends is None:
-                contributions[client_id] = (total, None, None)
-            else:
-                low, high = ends[k].tolist()
-                contributions[client_id] = (total, low, high)
-        return contributions
+            blocks = self._blocks
+        return contributions_of(self.attributed.rounds, self.attributed.parts, blocks)
 
 
 def load(path: str | Path) -> Run:
@@ -430,14 +328,13 @@ def run_title(settings: Mapping[str, Any]) -> str:
     return title
 
 
-def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Member:
+def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Member:
     """Return what became of a member, from its lines of ``clients.csv``."""
     status = Counter(line["status"] for line in lines)
     weight_score = None
     for line in lines:
         if line["weight_score"] is not None:
             weight_score = line["weight_score"]
-    total, low, high = contribution
     latest = lines[-1]
     return Member(
         client_id=latest["client_id"],
@@ -447,9 +344,9 @@ def _member(name: str, lines: Sequence[Line], contribution: _Contribution) -> Me
         refused=status["refused"],
         failed=status["failed"],
         away=status["away"] + status["revoked"],
-        contribution=total,
-        low=low,
-        high=high,
+        contribution=contribution.total,
+        low=contribution.low,
+        high=contribution.high,
         weight_score=weight_score,
         weight=math.fsum(line["weight"] or 0.0 for line in lines),
         malicious=bool(latest["malicious"]),
@@ -472,35 +369,3 @@ def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
         if values != {"-"}:
             columns.append(column)
     return columns
-
-
-def _called_in_picture(member: Member) -> str:
-    if member.malicious:
-        return f"{member.label} (malicious)"
-    return member.label
-
-
-def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:
-    """Return how far intervals reach to both sides, ``[2, n]``, where every member has one."""
-    if any(member.low is None for member in members):
-        return None
-    lows = np.array([member.low for member in members])
-    highs = np.array([member.high for member in members])
-    # A width of 0 may be less by rounding, which a picture refuses.
-    return np.maximum([values - lows, highs - values], 0.0)
-
-
-def _natural_order(text: str) -> tuple[str | int, ...]:
-    """Return what texts are sorted by so that client 2 comes before client 10."""
-    parts = re.split(r"([0-9]+)", text)  # Texts at even places, numbers at odd ones.
-    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts))
-
-
-def _place(member: Member, column: str) -> tuple[Any, ...]:
-    """Return what members are sorted by: the largest value of a column first, none or NaN last."""
-    if column == "name":
-        return _natural_order(member.label), member.client_id
-    value = getattr(member, column)
-    if value is None or math.isnan(value):
-        return True, 0.0, member.client_id
-    return False, -value, member.client_id

@@ -27,6 +27,7 @@ from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.text import printable
+from fedif_flower.run.figures import as_json_has_it, summarize
 from fedif_flower.run.folder import (
     MEASURED,
     SETTINGS_KEY,
@@ -34,23 +35,22 @@ from fedif_flower.run.folder import (
     hold_directory,
     write_tensors,
 )
+from fedif_flower.run.known_settings import known_settings, tensors_of_validation
+from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
-from fedif_flower.run.provenance import data_hash, origin
-from fedif_flower.run.report import as_json_has_it, describe_machine, summarize, write_report
+from fedif_flower.run.provenance import origin
+from fedif_flower.run.report import write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line, read_table
-from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
-from fedif_flower.tasks.structures import tensors_of
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
 from fedif_flower.words import enumerated
 
-STAGES_KEY = "stages"  # No run config has it: what a strategy's stages are.
 OnRow = Callable[[Round], object]
 logger = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class RunWriter(Callback):
         """Write where the results come from, as far as it is known without a run config."""
         paying: list[Tensor] = []
         if self._attribution is not None:
-            paying = _tensors_of(self._attribution.validation)
+            paying = tensors_of_validation(self._attribution.validation)
         # A strategy's attributes may be functions of the app's own.
         objects = [strategy, *vars(strategy).values(), *strategy.stages, *strategy.callbacks]
         provenance = origin("", paying, modules_behind(objects))
@@ -451,9 +451,8 @@ class RunWriter(Callback):
         summary["completeness"] = run.completeness.to_record()
         if self.remarks:
             summary["data_remarks"] = list(self.remarks)
-        rounds, _ = run.attributed
-        if rounds:
-            summary["attribution"] = gain_of(rounds)
+        if run.attributed.rounds:
+            summary["attribution"] = gain_of(run.attributed.rounds)
         write_report(run, summary, self.title, is_finished=is_finished)
         return summary
 
@@ -481,35 +480,6 @@ class _Evaluation(NamedTuple):
 _NOT_EVALUATED = _Evaluation()
 
 
-def known_settings(
-    strategy: RunningStrategy, attribution: PathAttribution | None
-) -> dict[str, Any]:
-    """Return what the objects of a run without a run config tell, under a run config's keys."""
-    settings: dict[str, Any] = {"strategy": type(strategy).__name__}
-    weighing = None
-    if isinstance(strategy, ScreenedStrategy):
-        weighing = strategy.validation
-        settings[STAGES_KEY] = repr(strategy.stages)
-        settings["pace.late-rounds"] = strategy.setup.pace.late_rounds
-    if attribution is None:
-        return settings
-    settings["attribution"] = attribution.rule
-    for name in ("length", "borrowed", "weight"):
-        bound = 0.0  # Credit is not bounded.
-        if attribution.bounds is not None:
-            bound = getattr(attribution.bounds, name)
-        settings[f"credit.{name}"] = bound
-    settings["credit.secret-validation"] = _are_other_data(weighing, attribution.validation)
-    return settings
-
-
-def _are_other_data(weighing: Validation | None, paying: Validation) -> bool:
-    """Tell whether a strategy weighs by other data than contributions are paid by."""
-    if weighing is None or weighing is paying:
-        return False
-    return data_hash(_tensors_of(weighing)) != data_hash(_tensors_of(paying))
-
-
 def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:
     """Return the first attribution among a strategy's callbacks, if there is one."""
     for callback in callbacks:
@@ -520,11 +490,3 @@ def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:
 
 def _nobody_is(node: ClientNode) -> bool:  # noqa: ARG001
     return False
-
-
-def _tensors_of(validation: Validation) -> list[Tensor]:
-    """Return the tensors of a validation set's batches, in their order."""
-    tensors: list[Tensor] = []
-    for batch in validation.batches:
-        tensors += tensors_of(batch.content)
-    return tensors

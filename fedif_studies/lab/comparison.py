@@ -12,9 +12,9 @@ from rich.console import Console
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.known_settings import STAGES_KEY
 from fedif_flower.run.provenance import CODE
 from fedif_flower.run.results import UNFINISHED, Run
-from fedif_flower.run.writer import STAGES_KEY
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_flower.tables import ResultTable

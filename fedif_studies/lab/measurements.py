@@ -15,9 +15,10 @@ from typing import Any
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 from fedif_flower.run.config import subject_of
+from fedif_flower.run.figures import best_of, of_last_ten
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.machine import MPS
 from fedif_flower.run.record_files import JsonFile
-from fedif_flower.run.report import MPS, best_of, of_last_ten
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL

@@ -21,9 +21,10 @@ from filelock import FileLock, Timeout
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.ending import require_last_round
 from fedif_flower.run.federation import run_federation, why_nobody_attacks
+from fedif_flower.run.figures import of_last_ten
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import of_last_ten, require_last_round
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar

@@ -10,7 +10,8 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import read_toml
-from fedif_flower.run.config import OWN_SECTIONS, RunConfig
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.own_sections import OWN_SECTIONS
 from fedif_flower.sections import section_names
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import Cell, make_cell

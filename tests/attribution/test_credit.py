@@ -33,7 +33,8 @@ from fedif_flower.attribution.path import (
     slopes,
 )
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.run.config import CreditSettings, RunConfig
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.own_sections import CreditSettings
 from fedif_flower.valuation.shapley import exact_shapley
 from tests.tolerance import rounding
 

@@ -17,11 +17,12 @@ from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.held_out_classes import HeldOutClasses, read_held_out_classes
 from fedif_flower.run import held_out
-from fedif_flower.run.config import RunConfig, ValidationSettings
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.own_sections import ValidationSettings
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.results import load
 from fedif_flower.run.secret_validation import paying_part, salt_of, with_recorded_loss

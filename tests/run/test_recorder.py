@@ -16,19 +16,13 @@ from fedif_flower import load
 from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.config import RunConfig
+from fedif_flower.run.ending import print_summary, require_complete, require_last_round
+from fedif_flower.run.figures import as_json_has_it, detection_auc, summarize
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
-from fedif_flower.run.report import (
-    as_json_has_it,
-    detection_auc,
-    print_summary,
-    require_complete,
-    require_last_round,
-    summarize,
-)
 from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import ClientReport, Round, headline
 from fedif_flower.tasks.task import Metric

@@ -29,9 +29,9 @@ from fedif_flower.errors import ConfigError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.known_settings import known_settings
 from fedif_flower.run.provenance import data_hash, tensors_hash
 from fedif_flower.run.rows import read_rows
-from fedif_flower.run.writer import known_settings
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.strategies import Pace, ScreenedStrategy, Setup

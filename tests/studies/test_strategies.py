@@ -10,7 +10,7 @@ from torch import nn
 
 from fedif_flower import Validation
 from fedif_flower.errors import ValuationError
-from fedif_flower.run.report import require_complete
+from fedif_flower.run.ending import require_complete
 from fedif_flower.run.rows import read_rows
 from fedif_flower.strategies import Setup
 from fedif_studies.autobant import AutoBant, TrialSettings, auto_bant_weights

@@ -7,7 +7,7 @@ import pytest
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.report import describe_machine
+from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.cells import LABEL
 from fedif_studies.lab.measurements import (
