@@ -30,7 +30,7 @@ from fedif_flower.valuation import shapley
 from fedif_studies.audit.results import FOLDERS, update_audit_page
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.paper.glance import CASES
-from fedif_studies.paper.report import update_docs
+from fedif_studies.paper.results_page import update_docs
 from fedif_studies.rows import ORIGIN
 from tests.server.hostile import Clients
 from tests.test_docs_names import DOCS, REPOSITORY, blocks_of, is_there

@@ -234,6 +234,14 @@ def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:
     return [cell for cell in cells if is_shown(cell)]
 
 
+def measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
+    """Return the measurements of all cells, cell by cell."""
+    measurements: list[Measurement] = []
+    for cell in cells:
+        measurements += cell.measurements
+    return measurements
+
+
 class CellSettings(NamedTuple):
     """The settings that a run of a cell has to have."""
 

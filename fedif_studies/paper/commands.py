@@ -79,7 +79,7 @@ def report(
     from fedif_flower.run.config import RunConfig
     from fedif_studies.audit.results import AUDIT_PAGE, update_audit_page
     from fedif_studies.lab.measurements import find_measurements
-    from fedif_studies.paper.report import update_docs, what_was_added
+    from fedif_studies.paper.results_page import update_docs, what_was_added
     from fedif_studies.rows import begin_of, end_of
 
     require_directories([docs, *(directories or [])])

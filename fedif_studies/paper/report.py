@@ -1,9 +1,8 @@
-"""The paper's tables beside what was measured: reports, and ``docs/results.md``."""
+"""The paper's tables beside what was measured: as text, and as reports of their own."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,40 +11,23 @@ from rich.console import Console
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
-from fedif_studies.lab.measurements import (
-    ACCURACIES,
-    Measurement,
-    from_row,
-    last_ten_remarks,
-    to_row,
-)
+from fedif_studies.lab.measurements import ACCURACIES, last_ten_remarks, to_row
 from fedif_studies.lab.run import FAILURES
 from fedif_studies.lab.table import MeanStd, shown_mean, write_table
-from fedif_studies.paper.apart import Pixels, apart_lines
 from fedif_studies.paper.cells import (
     TableCell,
     best_of_the_paper,
     best_rows,
     cell_name,
-    fill_table,
     measured_or_missing,
+    measurements_of,
     of_shared_seeds,
-    settings_of_cells,
-    why_in_no_cell,
 )
-from fedif_studies.paper.curves import curve_rows, path_of, update_curves
-from fedif_studies.paper.gains import gains_lines
-from fedif_studies.paper.glance import glance_picture
-from fedif_studies.paper.pictures import write_pictures
-from fedif_studies.paper.tables import TABLES, PaperTable, Settings
-from fedif_studies.pictures.sheets import write_picture
-from fedif_studies.rows import add_rows, begin_of, held_alone, put_tables
+from fedif_studies.paper.curves import curve_rows
+from fedif_studies.paper.tables import PaperTable
+from fedif_studies.rows import add_rows
 
-_MOST_NAMED = 5  # Runs that are no cells.
 Figure = Callable[[TableCell], MeanStd | None]
-_PLACE = ("table", "row", "column")
-# How pixels were scaled before the protocol took over the scaling of AFedSV's authors.
-_EARLIER: Settings = {"normalization": "data"}
 
 
 def report_table(
@@ -58,7 +40,7 @@ def report_table(
     cells = measured_or_missing(cells)
     if not (table.is_timed or _beside_the_paper(cells)):
         remarks.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
-    measured = _measurements_of(cells)
+    measured = measurements_of(cells)
     if not table.is_timed:
         remarks += last_ten_remarks(measured)
     if measured:
@@ -72,11 +54,6 @@ def report_table(
     curves = curve_rows(cells)
     if curves:
         add_rows(folder / "curves.csv", curves, anew=True)
-
-
-def _measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
-    """Return the measurements of all cells, cell by cell."""
-    return list(itertools.chain.from_iterable(cell.measurements for cell in cells))
 
 
 def _failures(table: PaperTable, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
@@ -208,7 +185,7 @@ def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
     """
     # A cell that a GPU measured, too, counts once.
     places = {(cell.row.key, cell.column.key) for cell in cells}
-    measured = _measurements_of(cells)
+    measured = measurements_of(cells)
     if not measured:
         return f"Missing: all {len(places)} cells."
     measured_places = {(cell.row.key, cell.column.key) for cell in cells if cell.measurements}
@@ -216,7 +193,7 @@ def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
     seeds = ", ".join(map(str, sorted({measurement.seed for measurement in measured})))
     lacking = len(places) - len(measured_places)
     words = f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(places)} cells."
-    earlier_seeds = sorted({measurement.seed for measurement in _measurements_of(earlier)})
+    earlier_seeds = sorted({measurement.seed for measurement in measurements_of(earlier)})
     if earlier_seeds:
         words += f" Seeds of the last column: {', '.join(map(str, earlier_seeds))}."
     return words
@@ -227,149 +204,3 @@ def _shown(mean: MeanStd | None, form: str, is_bold: bool = False) -> str:
     if is_bold:
         return f"**{text}**"
     return text
-
-
-def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Settings) -> Path:
-    """Add new results to the committed rows, and write the page's tables anew from these.
-
-    Parameters
-    ----------
-    docs : Path
-        Has ``results/<table>.csv``, one row per cell and seed, and ``results.md``, which has marks
-        for the tables.
-    measurements : sequence of Measurement
-        New results; each replaces the row of its cell and seed.
-    defaults : Mapping[str, Scalar]
-        A complete run config, for everything that a table leaves open.
-
-    Returns
-    -------
-    Path
-        The page.
-    """
-    page = docs / "results.md"
-    text: list[str] = []
-    filled = {}
-    with_other_pixels = {}
-    # What another report added between reading and writing would be lost.
-    with held_alone(docs):
-        for table in TABLES.values():
-            cells, earlier = merge_rows(docs, table, measurements, defaults)
-            filled[table.name] = cells
-            with_other_pixels[table.name] = earlier
-            text += section_of(table, cells, earlier)
-        pictures = write_pictures(docs, filled, with_other_pixels)
-        apart = apart_lines(
-            [
-                Pixels("as AFedSV's authors", filled),
-                Pixels("the data's own mean", with_other_pixels),
-            ]
-        )
-        gains = gains_lines(filled)
-        blocks = {"results": text, "pictures": pictures, "gains": gains, "apart": apart}
-        put_tables(page, blocks)
-        put_glance(docs, page)
-    return page
-
-
-def merge_rows(
-    docs: Path, table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
-) -> tuple[list[TableCell], list[TableCell]]:
-    """Add new results to a table's rows, and return its cells as the rows have them then.
-
-    Nobody else may write these rows meanwhile.
-
-    Returns
-    -------
-    cells, earlier : list of TableCell
-        As the protocol has them, and as it had them before.
-    """
-    path = docs / "results" / _file_of(table)
-    # Later ones win, so that a new result replaces an old one.
-    old_and_new = [*read_results(path), *measurements]
-    cells, earlier = _filled(table, old_and_new, defaults)
-    has_new = any(m.run_dir is not None for m in _measurements_of([*cells, *earlier]))
-    if not has_new:
-        # The file stays as it is: rows that are read lose columns in which nobody has a value.
-        return cells, earlier
-    add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
-    if not table.is_timed:
-        update_curves(path_of(docs, table.name), [*cells, *earlier])
-    # Six digits are kept: what is shown is what the rows say, not what they were made from.
-    return _filled(table, read_results(path), defaults)
-
-
-def section_of(
-    table: PaperTable, cells: Sequence[TableCell], earlier: Sequence[TableCell]
-) -> list[str]:
-    """Return a table's section of the page: a line for each cell that was measured."""
-    measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
-    shown = [cell for cell in cells if cell.place in measured]
-    name = _file_of(table)
-    return [
-        f"## {table.title}",
-        "",
-        f"`fedif paper {table.name}`, rows: [{name}](results/{name})",
-        "",
-        *result_table(table, shown, earlier).to_markdown(),
-        "",
-        note(cells, earlier),
-        "",
-    ]
-
-
-def _file_of(table: PaperTable) -> str:
-    """Return what the file of a table's rows is called."""
-    return f"{table.name}.csv"
-
-
-def put_glance(docs: Path, page: Path) -> None:
-    """Draw the picture at a glance, and put it on the pages that have marks for it.
-
-    These are ``results.md``, and ``README.md`` beside the folder.
-    """
-    for path, seen_from in ((page, ""), (docs.parent / "README.md", f"{docs.name}/")):
-        if path.is_file() and begin_of("at a glance") in path.read_text():
-            lines = write_picture(docs, glance_picture(docs / "results"), seen_from)
-            put_tables(path, {"at a glance": lines})
-
-
-def _filled(
-    table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
-) -> tuple[list[TableCell], list[TableCell]]:
-    """Return a table's cells as the protocol has them, and as it had them before."""
-    cells = fill_table(table, measurements, defaults)
-    if table.is_timed:
-        return cells, []
-    return cells, fill_table(table, measurements, defaults, changed=_EARLIER)
-
-
-def what_was_added(
-    measurements: Sequence[Measurement], directories: Sequence[Path], defaults: Settings
-) -> list[str]:
-    """Return how many runs are cells of a table, and why others are none, a line each."""
-    if not directories:
-        return ["No rows were added: no folder with runs is given."]
-    if not measurements:
-        places = ", ".join(map(str, directories))
-        return [f"No rows were added: no complete run with an evaluated model lies in {places}."]
-    cells = settings_of_cells(TABLES.values(), defaults, _EARLIER)
-    others = []
-    for measurement in measurements:
-        reason = why_in_no_cell(measurement, cells)
-        if reason:
-            others.append(f"{measurement.run_dir} is no cell: {reason}.")
-    count = len(measurements) - len(others)
-    lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_NAMED]]
-    if len(others) > _MOST_NAMED:
-        lines.append(f"Nor are {len(others) - _MOST_NAMED} more runs.")
-    return lines
-
-
-def read_results(path: Path) -> list[Measurement]:
-    """Return the measurements of a file of committed rows; none if there is no such file."""
-    measurements = []
-    for row in read_rows(path):
-        measured = {column: value for column, value in row.items() if column not in _PLACE}
-        measurements.append(from_row(measured))
-    return measurements

@@ -27,7 +27,7 @@ from fedif_studies.lab.measurements import (
     read_measurement,
     to_row,
 )
-from fedif_studies.paper import report as report_module
+from fedif_studies.paper import results_page
 from fedif_studies.paper.cells import (
     cell_name,
     fill_table,
@@ -37,13 +37,8 @@ from fedif_studies.paper.cells import (
     why_in_no_cell,
 )
 from fedif_studies.paper.commands import paper, report
-from fedif_studies.paper.report import (
-    read_results,
-    report_table,
-    result_rows,
-    result_table,
-    update_docs,
-)
+from fedif_studies.paper.report import report_table, result_rows, result_table
+from fedif_studies.paper.results_page import read_results, update_docs
 from fedif_studies.paper.tables import TABLES
 from fedif_studies.rows import RESULTS, add_rows, machine, put_tables
 from tests.studies.lab.small import DEFAULTS, write_result
@@ -369,7 +364,7 @@ def test_reports_at_once_lose_no_row(tmp_path, monkeypatch):
                 both_have_read.wait(timeout=1)
         return results
 
-    monkeypatch.setattr(report_module, "read_results", read_and_wait)
+    monkeypatch.setattr(results_page, "read_results", read_and_wait)
     runs = []
     for seed in (0, 1):
         fedif = settings("cifar10", "fedif", "clean", seed=seed)
