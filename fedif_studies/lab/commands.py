@@ -41,10 +41,10 @@ def sweep(
     """Run every combination of a grid of your own."""
     from fedif_flower.run.config import RunConfig
     from fedif_studies.lab.cells import find_result, remarks_on
-    from fedif_studies.lab.comparison import report_sweep
     from fedif_studies.lab.measurements import Measurement, read_measurement
     from fedif_studies.lab.run import report_held, run_cells
     from fedif_studies.lab.spec import read_sweep, swept_keys
+    from fedif_studies.lab.sweep_report import report_sweep
 
     cells = read_sweep(spec, RunConfig.defaults(), output_dir)
     swept = swept_keys(spec)  # Now: the file may say something else when the cells are done.
@@ -76,10 +76,12 @@ def compare(
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.results import load
     from fedif_studies.lab.comparison import compare as beside
-    from fedif_studies.lab.comparison import direction, names_of, other_origins, varying
+    from fedif_studies.lab.comparison import names_of
     from fedif_studies.lab.curves import plot_curves
+    from fedif_studies.lab.differences import other_origins, varying
     from fedif_studies.lab.measurements import last_ten_remarks, read_measurement
     from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
+    from fedif_studies.lab.shown_figures import direction
     from fedif_studies.lab.table import write_table
 
     fits = not RunFolder(output_dir).holds_run()

@@ -17,10 +17,11 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.bounded import RULE
 from fedif_studies.lab.commands import compare
-from fedif_studies.lab.comparison import report_sweep, varying
+from fedif_studies.lab.differences import varying
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
 from fedif_studies.lab.panels import ROUND, Roles, axes_of, points_of, roles_of
+from fedif_studies.lab.sweep_report import report_sweep
 from tests.studies.lab.small import write_result
 
 

@@ -26,7 +26,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
-from fedif_studies.lab import cells, comparison, filling, measurements, run
+from fedif_studies.lab import cells, filling, measurements, run, sweep_report
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
@@ -262,7 +262,7 @@ def test_a_sweep_reads_and_writes_its_report_while_no_other_queue_does(tmp_path,
         monkeypatch.setattr(module, name, noted)
 
     noting(measurements, "read_measurement")
-    noting(comparison, "report_sweep")
+    noting(sweep_report, "report_sweep")
     small = "num-clients = 5\nfraction-train = 0.4\nnum-server-rounds = 1\nlocal-epochs = 1\n"
     (tmp_path / "one.toml").write_text(f"{small}device = 'cpu'\n")
     sweep(["sweep", f"{tmp_path}/one.toml", "--output-dir", f"{tmp_path}/out", "--jobs", "1"])
