@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import inner_products
+from fedif_flower.combining import combine, combine_buffers
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import Aggregation, RoundUpdates, combine, combine_buffers
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import BaseArguments, naming, require_kind

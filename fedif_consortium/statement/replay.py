@@ -18,11 +18,11 @@ from fedif_consortium.statement.weighed_again import weigh_again
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import OF_DESCENT, client_lines, round_line
+from fedif_flower.combining import combine
 from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.registry import importing_only
-from fedif_flower.round import combine
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import HELD_OUT_KEY, files_of_rounds

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fedif_flower.aggregators.clipping import bounded_mean, length_factors
 from fedif_flower.aggregators.linear_algebra import inner_products, product_error
+from fedif_flower.arithmetic import share_of
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.round import Aggregation, RoundUpdates, share_of
+from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 
 # Of two values each is one deviation from their median, but for rounding: that is not further.

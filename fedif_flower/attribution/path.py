@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.combining import combine
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import combine
 from fedif_flower.valuation.influence import project_updates
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.client.flat_sgd import FlatSGD
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
-from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import count_dropped, count_examples, read_batches, tensor_pair
 from fedif_flower.tasks.config import Precision, TrainingConfig
 from fedif_flower.tasks.dtypes import naming_dtypes

@@ -9,11 +9,11 @@ from typing import Annotated
 
 from flwr.serverapp import Grid
 
+from fedif_flower.arithmetic import share_of
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.round import share_of
 from fedif_flower.settings import Setting
 
 

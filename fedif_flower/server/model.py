@@ -11,11 +11,12 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.errors import ConfigError, ReplyError, ValuationError
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
-from fedif_flower.round import ModelVectors, all_finite
+from fedif_flower.round import ModelVectors
 from fedif_flower.stages import Stages
 from fedif_flower.valuation import Validation
 from fedif_flower.words import enumerated

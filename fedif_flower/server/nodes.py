@@ -288,7 +288,7 @@ def sample_clients(
     nodes : sequence of ClientNode
         Who may be drawn, ordered by partition id.
     size : int
-        How many (see :func:`~fedif_flower.round.share_of`).
+        How many (see :func:`~fedif_flower.arithmetic.share_of`).
     generator : numpy.random.Generator
         Made for (purpose, seed, round): the draw depends on nothing else.
     probabilities : ndarray, optional

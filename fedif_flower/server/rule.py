@@ -9,16 +9,11 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 import torch
 from torch import Tensor
 
+from fedif_flower.arithmetic import all_finite
+from fedif_flower.combining import combine_buffers, largest_counters
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.round import (
-    Aggregation,
-    ModelVectors,
-    RoundUpdates,
-    all_finite,
-    combine_buffers,
-    largest_counters,
-)
-from fedif_flower.tasks.batches import describe
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.tasks.structures import describe
 
 
 @runtime_checkable

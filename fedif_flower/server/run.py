@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from fedif_flower.arithmetic import share_of
 from fedif_flower.errors import (
     ConfigError,
     FedIFError,
@@ -23,7 +24,6 @@ from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.messages.screened_grid import screened, unguessable
-from fedif_flower.round import share_of
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_start
 from fedif_flower.server.failures import MemberFailures

@@ -9,8 +9,9 @@ from typing import Annotated
 import torch
 
 from fedif_flower.aggregators.small_rounds import SmallRounds
+from fedif_flower.combining import largest_counters
 from fedif_flower.errors import require
-from fedif_flower.round import RoundUpdates, largest_counters
+from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 

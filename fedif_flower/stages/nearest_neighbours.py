@@ -9,7 +9,8 @@ from torch import Tensor
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
 from fedif_flower.aggregators.small_rounds import SmallRounds
-from fedif_flower.round import RoundUpdates, largest_counters
+from fedif_flower.combining import largest_counters
+from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import MaliciousFraction
 from fedif_flower.stages.stage import Stage
 

@@ -10,15 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedif_flower.combining import largest_counters, move_model
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
-from fedif_flower.round import (
-    Aggregation,
-    ModelVectors,
-    RoundUpdates,
-    largest_counters,
-    move_model,
-    refuse_changes_in_place,
-)
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, overrides
 from fedif_flower.valuation.validation import Validation
 

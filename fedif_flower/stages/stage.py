@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import RoundUpdates, all_finite
+from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation.validation import Validation
 
 

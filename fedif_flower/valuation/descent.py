@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.aggregators.linear_algebra import orthonormal
+from fedif_flower.combining import combine, combine_buffers
 from fedif_flower.errors import DivergedError, ValuationError
-from fedif_flower.round import RoundUpdates, combine, combine_buffers
+from fedif_flower.round import RoundUpdates
 from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.validation import Validation
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 from torch import Tensor
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.devices import fix_threads, widest_float
 from fedif_flower.errors import DivergedError
-from fedif_flower.round import all_finite
 from fedif_flower.seeding import derive_seed
 from fedif_flower.tasks.modules import own_randomness, seed_all
 from fedif_flower.tasks.task import LossFunction

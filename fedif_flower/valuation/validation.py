@@ -12,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.devices import select_device
 from fedif_flower.errors import DivergedError, ValuationError, is_count, require
-from fedif_flower.round import all_finite
 from fedif_flower.tasks.batches import count_dropped, read_batches
 from fedif_flower.tasks.modules import keep_freed_memory, same_buffers
 from fedif_flower.tasks.structures import to_device

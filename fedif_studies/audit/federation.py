@@ -15,8 +15,9 @@ from fedif_flower.aggregators.krum import MultiKrum
 from fedif_flower.attacks import ClientRound, Colluder
 from fedif_flower.attribution.credit import PastSteps
 from fedif_flower.client.training import train_local
+from fedif_flower.combining import combine
 from fedif_flower.errors import ValuationError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, combine
+from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.seeding import numpy_generator, torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.setup import Setup

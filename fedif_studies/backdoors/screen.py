@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fedif_flower.aggregators.clipping import clipping_factors, usual_length
+from fedif_flower.combining import combine, combine_buffers
 from fedif_flower.errors import ConfigError
-from fedif_flower.round import RoundUpdates, combine, combine_buffers
+from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 from fedif_flower.valuation.flat_model import FlatModel

@@ -13,7 +13,6 @@ from fedif_flower.client.training import TrainingConfig, train_local
 from fedif_flower.devices import torch_threads
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import load_arrays, model_arrays
-from fedif_flower.round import hold_within
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import RootTraining, ScreenedStrategy, Setup
 from fedif_flower.tasks.modules import tied_names
@@ -169,13 +168,3 @@ def test_statistics_of_one_hostile_client_do_not_cost_accuracy(strategy):
     statistics = [("running_var", 1e5), ("running_var", 0.0), ("running_mean", 1e6)]
     for name, value in [*statistics, ("0.weight", 3.0)]:
         assert accuracy(strategy, name, value) >= clean - 0.02, (name, value)
-
-
-def test_combined_statistics_lie_within_what_was_sent_and_received():
-    sent = torch.tensor([1.0, 1.0, 1.0])
-    changes = torch.tensor([[-0.9, 2.0, 1.0], [-0.5, 1.0, 1.0]])
-    # Coefficients of FLTrust may sum to more than 1: a variance of 1 - 1.4 is none.
-    combined = sent + changes.sum(dim=0)
-    assert hold_within(combined, sent, changes).tolist() == pytest.approx([0.1, 3.0, 2.0])
-    # The received value counts too: no weight leaves it where it is.
-    assert hold_within(sent, sent, changes).tolist() == [1.0, 1.0, 1.0]

@@ -16,10 +16,11 @@ from torch import nn
 from fedif_flower import FedAvg, FedIF
 from fedif_flower.aggregators import AlignIns, DeepSight, FedAdp, Flame, Krum, Median, SignGuard
 from fedif_flower.attribution.credit import CreditBounds
+from fedif_flower.combining import combine, move_model
 from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.arrays import pack_array
 from fedif_flower.messages.models import model_arrays
-from fedif_flower.round import Aggregation, ModelVectors, combine, move_model
+from fedif_flower.round import Aggregation, ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.stages import Clip, FedAvgM, LossBound, MaxLength, Stage, Stages
 from fedif_flower.strategies import RobustRule, ScoredStrategy, Setup, SFedAvg

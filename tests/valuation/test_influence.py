@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedif_flower.combining import combine
 from fedif_flower.errors import DivergedError, ValuationError
-from fedif_flower.round import combine
 from fedif_flower.valuation.descent import Descent, descend_weights
 from fedif_flower.valuation.influence import (
     Projections,
