@@ -124,18 +124,36 @@ def detection_auc(clients: Iterable[Line]) -> float | None:
     malicious = [bool(row["malicious"]) for row in latest.values()]
     # scikit-learn takes finite numbers alone.
     scores = [min(max(row["weight_score"], -_LARGEST), _LARGEST) for row in latest.values()]
-    if len(set(malicious)) < 2:
+    return auc_of_low(scores, malicious)
+
+
+def auc_of_low(values: Sequence[float], is_marked: Sequence[bool]) -> float | None:
+    """Return how well low values point to those that are marked, in [0, 1]: the area under the ROC.
+
+    Parameters
+    ----------
+    values : sequence of float
+        Finite numbers.
+    is_marked : sequence of bool
+        For each of them. ``None`` is returned where all are marked, or none is.
+    """
+    if len(set(is_marked)) < 2:
         return None
     # Imported here: it takes a second, which clients and command lines should not have to wait for.
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(malicious, [-score for score in scores]))
+    return float(roc_auc_score(is_marked, [-value for value in values]))
 
 
 def _last_evaluated(rounds: Sequence[Line]) -> int | None:
     """Return the last round whose model was evaluated, which figures are of; ``None``: none was."""
-    evaluated = [row["round"] for row in rounds if any(row.get(name) is not None for name in _SEEN)]
+    evaluated = [row["round"] for row in rounds if _was_evaluated(row)]
     return max(evaluated, default=None)
+
+
+def _was_evaluated(row: Line) -> bool:
+    """Tell whether a round's model was measured on a split."""
+    return any(row.get(name) is not None for name in _SEEN)
 
 
 def _malicious_weight_share(clients: Sequence[Line]) -> float | None:
@@ -143,10 +161,10 @@ def _malicious_weight_share(clients: Sequence[Line]) -> float | None:
     malicious = [row for row in clients if row["malicious"]]
     if not malicious:
         return None
-    weight = math.fsum(row["weight"] or 0.0 for row in clients)
+    weight = math.fsum(_column(clients, "weight"))
     if not weight > 0:
         return None
-    return math.fsum(row["weight"] or 0.0 for row in malicious) / weight
+    return math.fsum(_column(malicious, "weight")) / weight
 
 
 def _metrics(

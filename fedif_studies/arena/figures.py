@@ -8,6 +8,7 @@ from statistics import fmean
 
 from fedif_consortium.statement.records import RoundLoss
 from fedif_consortium.statement.shares import fall_of, left_out_rounds, reason_against_shares
+from fedif_flower.run.figures import auc_of_low
 from fedif_flower.run.folder import RunFolder
 from fedif_studies.rows import Row
 
@@ -83,13 +84,8 @@ def low_means_auc(
         By client. ``None`` is returned where only one kind of client has values.
     """
     kinds = [malicious[client] for client in values]
-    if len(set(kinds)) < 2:
-        return None
-    # Imported here: it takes a second, of every client and command line.
-    from sklearn.metrics import roc_auc_score
-
-    lowness = [-fmean(of_rounds) for of_rounds in values.values()]
-    return float(roc_auc_score(kinds, lowness))
+    means = [fmean(of_rounds) for of_rounds in values.values()]
+    return auc_of_low(means, kinds)
 
 
 def attackers_gain(

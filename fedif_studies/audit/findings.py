@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.run.figures import auc_of_low
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.lines import (
@@ -96,7 +97,9 @@ def _scores(values: Values, name: str) -> Scores:
     yield from _in_run(values, name)
     for case in THREATS:
         federations = values.get((name, case, "FedAvg"), {})
-        areas = [_auc(members.values, members.marked) for members in federations.values()]
+        areas = [
+            _area_under_roc(members.values, members.marked) for members in federations.values()
+        ]
         yield DETECTION, case, name, areas
     honest = values.get((name, HONEST, "FedAvg"), {})
     for case in MANIPULATIONS:
@@ -185,13 +188,12 @@ def _pairs(correlation: Correlation, values: Sequence[Tensor]) -> list[float]:
     return [correlation(a, b) for a, b in itertools.combinations(values, 2)]
 
 
-def _auc(values: Tensor, marked: Tensor) -> float:
-    """Return how well low values ``[m]`` point to the marked; NaN if all or none are. ROC-AUC."""
-    from sklearn.metrics import roc_auc_score  # takes a second, which only an audit should cost
-
-    if marked.all() or not marked.any():
+def _area_under_roc(values: Tensor, marked: Tensor) -> float:
+    """Return how well low values ``[m]`` point to the marked; NaN if all or none are."""
+    area = auc_of_low(values.tolist(), marked.tolist())
+    if area is None:
         return math.nan
-    return float(roc_auc_score(marked.numpy(), -values.numpy()))
+    return area
 
 
 def pearson(a: Tensor, b: Tensor) -> float:
