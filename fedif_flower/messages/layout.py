@@ -115,34 +115,20 @@ class ParameterLayout:
         sent_as = {model_name: name for name, model_name in called.items()}
         tied = _tied_as_sent(tied_keys or {}, sent_as)
         _require_same(tied, values)
-        # A tied array is one array, and lies in the vectors once.
-        specs: dict[str, ArraySpec] = {}
-        constants: dict[str, NDArray[np.generic]] = {}
-        floating: dict[str, ArraySpec] = {}
-        counters: list[ArraySpec] = []
-        for name, array in values.items():
-            if name in tied:
-                continue
-            spec = ArraySpec.of(name, array)
-            specs[name] = spec
-            if _is_constant(array):
-                constants[name] = array.copy()
-            elif spec.is_floating:
-                floating[name] = spec
-            else:
-                counters.append(spec)
+        kinds = _sort_arrays(values, tied)
         if trainable_keys is None:
-            trainable = [name for name in floating if not is_statistic(called[name])]
+            trainable = [name for name in kinds.floating if not is_statistic(called[name])]
         else:
             trainable = [sent_as.get(key, key) for key in trainable_keys]
-            _require_trainable(trainable, specs, floating)
+            _require_trainable(trainable, kinds.specs, kinds.floating)
         trained = set(trainable)
+        buffers = [spec for name, spec in kinds.floating.items() if name not in trained]
         return cls(
-            trainable=tuple(floating[name] for name in trainable),
-            buffers=tuple(spec for name, spec in floating.items() if name not in trained),
-            counters=tuple(counters),
+            trainable=tuple(kinds.floating[name] for name in trainable),
+            buffers=tuple(buffers),
+            counters=tuple(kinds.counters),
             order=tuple(values),
-            constants=constants,
+            constants=kinds.constants,
             tied=tied,
             called={name: called[name] for name in called if called[name] != name},
         )
@@ -304,6 +290,32 @@ class ParameterLayout:
         for spec, place in _places(self.buffers):
             views[self.own_name(spec.name)] = buffers[..., place].view(*leading, *spec.shape)
         return views
+
+
+class _Kinds(NamedTuple):
+    """A record's arrays by name, each but for tied ones: all of them, and by what they are."""
+
+    specs: dict[str, ArraySpec]
+    constants: dict[str, NDArray[np.generic]]
+    floating: dict[str, ArraySpec]
+    counters: list[ArraySpec]
+
+
+def _sort_arrays(values: Mapping[str, NDArray[np.generic]], tied: Collection[str]) -> _Kinds:
+    """Return a record's arrays by kind; a tied array is one array, and is there once."""
+    kinds = _Kinds({}, {}, {}, [])
+    for name, array in values.items():
+        if name in tied:
+            continue
+        spec = ArraySpec.of(name, array)
+        kinds.specs[name] = spec
+        if _is_constant(array):
+            kinds.constants[name] = array.copy()
+        elif spec.is_floating:
+            kinds.floating[name] = spec
+        else:
+            kinds.counters.append(spec)
+    return kinds
 
 
 def _tied_as_sent(tied_keys: Mapping[str, str], sent_as: Mapping[str, str]) -> dict[str, str]:

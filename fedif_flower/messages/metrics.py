@@ -380,12 +380,16 @@ def _values(record: RecordDict, weighted_by_key: str) -> dict[str, _Value]:
 
 def _comparable(values: Sequence[_Value]) -> list[_Value]:
     """Return the values of the most common length that are not far beyond their median."""
-    ((shape, _),) = Counter(value.numbers.shape for value in values).most_common(1)
+    shapes = Counter(value.numbers.shape for value in values)
+    shape = shapes.most_common(1)[0][0]
     alike = [value for value in values if value.numbers.shape == shape]
     magnitudes = [np.abs(value.numbers).max(initial=0.0) for value in alike]
     if len(alike) < 3:
         return alike
-    limit = MAX_DEVIATION * (statistics.median(magnitudes) or 1.0)
+    median = statistics.median(magnitudes)
+    if not median:  # Most of them are 0: a limit of 0 would leave out all others.
+        median = 1.0
+    limit = MAX_DEVIATION * median
     usable = []
     for value, magnitude in zip(alike, magnitudes, strict=True):
         if magnitude <= limit:

@@ -83,14 +83,14 @@ def matched(sent: Iterable[str], in_model: Collection[str]) -> dict[str, str]:
     in_model : collection of str
         Names of the model that were not sent.
     """
-    by_unwrapped = {_unwrapped(name): name for name in in_model}
+    by_unwrapped = {_name_without_wrappers(name): name for name in in_model}
     by_end: dict[str, list[str]] = {}
     for name in in_model:
         for end in _ends(name):
             by_end.setdefault(end, []).append(name)
     pairs = {}
     for name in sent:
-        same_inside = by_unwrapped.get(_unwrapped(name))
+        same_inside = by_unwrapped.get(_name_without_wrappers(name))
         longer = by_end.get(name, [])
         shorter = [end for end in _ends(name) if end in in_model]
         if same_inside is not None:
@@ -181,28 +181,36 @@ def _advice(
     """Return what to do, where ``pairs`` says which names are one array's as far as it is clear."""
     unpaired = [name for name in unknown if name not in pairs]
     stays_with_members = [name for name in unsent if name not in pairs.values()]
+    # The user has sent a plain list of arrays, which Flower calls "0", "1", ...
     if not pairs and unpaired and all(name.isdecimal() for name in unpaired):
         return (
             "a list of arrays has no names; in the order of the model's own they are "
             "setup=Setup(names=dict(zip(initial_arrays, model.state_dict(), strict=True)))"
         )
     todo = []
+    # One side's model is wrapped, as by torch.compile, and the other's is not.
     wrapper = wrapper_of(pairs)
     if wrapper is not None:
-        todo.append(f"{prefix_explained(wrapper)}; {_unwrapping(wrapper, whose, unknown)}")
+        todo.append(f"{prefix_explained(wrapper)}; {_advice_on_wrapper(wrapper, whose, unknown)}")
+    # The same arrays have other names on the two sides.
     if pairs:
-        say = "or say" if todo else "say"
+        say = "say"
+        if todo:
+            say = "or say"
         todo.append(f"{say} which is which by setup=Setup(names={_spelled(pairs)})")
+    # What the model trains and nobody sends may be what each member keeps for itself.
     if stays_with_members:
         todo.append("freeze what members keep, by requires_grad_(False)")
+    # What is sent and the model does not have needs another model.
     if unpaired:
         todo.append(f"give {whose} a model that has what is sent")
+    # Or the two are the same arrays, under names that have nothing in common.
     if stays_with_members and unpaired:
         todo.append(f"or say which is which by setup=Setup(names={{{unpaired[0]!r}: ...}})")
     return ", ".join(todo)
 
 
-def _unwrapping(wrapper: str, whose: str, unknown: Collection[str]) -> str:
+def _advice_on_wrapper(wrapper: str, whose: str, unknown: Collection[str]) -> str:
     """Return what to do about a wrapper, on the side that has it."""
     is_sent = any(f"{wrapper}." in name for name in unknown)
     if is_sent:
@@ -238,6 +246,6 @@ def _without(wrapper: str, name: str) -> str:
     return ".".join(part for part in name.split(".") if part != wrapper)
 
 
-def _unwrapped(name: str) -> str:
+def _name_without_wrappers(name: str) -> str:
     """Return a name without what wrappers put into it."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -144,7 +144,9 @@ class Closing:
     @property
     def wants_late(self) -> bool:
         """Whether a round waits on though all that is missing are replies to earlier ones."""
-        return not self.usable if self.quorum is None else not self.has_quorum
+        if self.quorum is None:
+            return not self.usable
+        return not self.has_quorum
 
     def is_over(self) -> bool:
         """Tell whether nothing is waited for any more."""
@@ -237,26 +239,27 @@ class PollingGrid(ForwardingGrid):
         missing in the end is outstanding.
         """
         sent = list(messages)
-        pushed = list(zip(self.push_messages(sent), sent, strict=False))
-        # An id is missing where Flower knows no such node any more.
-        ended = [_ended(message) for message_id, message in pushed if not message_id]
-        waiting = {
-            message_id: _Waiting(message_id, message)
-            for message_id, message in pushed
-            if message_id
-        }
+        ended = []
+        waiting = {}
+        for message_id, message in zip(self.push_messages(sent), sent, strict=False):
+            if message_id:
+                waiting[message_id] = _Waiting(message_id, message)
+            else:  # Flower knows no such node any more.
+                ended.append(_refusal_of_ended(message))
         fresh = set(waiting)
         if closing.keeps:  # A question between rounds leaves late replies to the next one.
             waiting |= self._late
         # Only now: a node that was started before this has the message still to come.
         now = self._activations() if waiting else {}
         for unanswered in waiting.values():
-            unanswered.since = unanswered.since or now.get(unanswered.node_id, "")
+            if not unanswered.since:
+                unanswered.since = now.get(unanswered.node_id, "")
         closing.begin(timeout, time.monotonic)
-        lost = self._lost(waiting, now)  # Started again since an earlier round.
-        return chain(ended, lost, self._awaited(waiting, fresh, closing))
+        # Of nodes that were started again since an earlier round.
+        refused = self._refuse_restarted(waiting, now)
+        return chain(ended, refused, self._wait_for_replies(waiting, fresh, closing))
 
-    def _awaited(
+    def _wait_for_replies(
         self, waiting: dict[str, _Waiting], fresh: set[str], closing: Closing
     ) -> Iterator[Message]:
         """Yield replies until the round closes."""
@@ -271,13 +274,13 @@ class PollingGrid(ForwardingGrid):
                 self._attendance.waiting(missing, time.monotonic() - began)
                 due += REPORT_SECONDS
             if time.monotonic() - looked >= self.restart_seconds:
-                yield from self._lost(waiting, self._activations())
+                yield from self._refuse_restarted(waiting, self._activations())
                 looked = time.monotonic()
                 continue
             unanswered = self._next(waiting)
             message_id = unanswered.message_id
             del waiting[message_id]
-            reply = self._fetched(unanswered, self.poll_seconds)
+            reply = self._fetch_reply(unanswered, self.poll_seconds)
             if reply:
                 yield reply
                 del reply  # It need not stay in memory until the next is there.
@@ -286,10 +289,12 @@ class PollingGrid(ForwardingGrid):
                 # not there is paused for, so that the last reply is found after one pause at most.
                 waiting[message_id] = unanswered
                 time.sleep(self.poll_seconds)
-        swept = [] if closing.has_quorum else self._swept(waiting)
+        late: list[Message] = []
+        if not closing.has_quorum:
+            late = self._look_once_more(waiting)
         if closing.keeps:
             self._late = waiting
-        yield from swept
+        yield from late
 
     def _next(self, waiting: Mapping[str, _Waiting]) -> _Waiting:
         """Return whose reply to look for: one that was fetched meanwhile, else the queue's first.
@@ -312,7 +317,9 @@ class PollingGrid(ForwardingGrid):
         self._attendance.look(nodes)
         return {node.node_id: node.last_activated_at for node in nodes}
 
-    def _lost(self, waiting: dict[str, _Waiting], now: dict[int, str]) -> Iterator[Message]:
+    def _refuse_restarted(
+        self, waiting: dict[str, _Waiting], now: dict[int, str]
+    ) -> Iterator[Message]:
         """Take out what nodes that were started again were sent, and say so for each."""
         for message_id, unanswered in list(waiting.items()):
             since = unanswered.since
@@ -320,22 +327,22 @@ class PollingGrid(ForwardingGrid):
                 continue
             del waiting[message_id]
             reason = "the node was started again before it answered"
-            reply = self._fetched(unanswered, self.poll_seconds)
+            reply = self._fetch_reply(unanswered, self.poll_seconds)
             yield reply or _refusal(unanswered.message, reason, NODE_UNAVAILABLE)
 
-    def _swept(self, waiting: dict[str, _Waiting]) -> list[Message]:
+    def _look_once_more(self, waiting: dict[str, _Waiting]) -> list[Message]:
         """Look for all that is missing once more, whatever the others do meanwhile."""
         pulls = [unanswered.fetch(self) for unanswered in waiting.values()]
         wait(pulls, self.sweep_seconds)
         replies = []
         for message_id, unanswered in list(waiting.items()):
-            reply = self._fetched(unanswered, 0.0)
+            reply = self._fetch_reply(unanswered, 0.0)
             if reply:
                 del waiting[message_id]
                 replies.append(reply)
         return replies
 
-    def _fetched(self, unanswered: _Waiting, seconds: float) -> Message | None:
+    def _fetch_reply(self, unanswered: _Waiting, seconds: float) -> Message | None:
         """Fetch a reply, or go on doing so, for some time; ``None``: it is not there yet."""
         pull = unanswered.fetch(self)
         if not wait([pull], seconds).done:
@@ -356,7 +363,7 @@ class PollingGrid(ForwardingGrid):
         error_told = replies[0].error
         if error_told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
             if self.unregistered([unanswered.node_id]):
-                return _ended(unanswered.message)
+                return _refusal_of_ended(unanswered.message)
             # The code for an ended registration is nobody else's to send.
             error_told = Error(NODE_UNAVAILABLE, error_told.reason)
         return Message(error_told, reply_to=unanswered.message)
@@ -449,7 +456,7 @@ def _fetch(grid: PollingGrid, message_id: str, future: Future[list[Message]]) ->
         future.set_exception(error)
 
 
-def _ended(message: Message) -> Message:
+def _refusal_of_ended(message: Message) -> Message:
     return _refusal(message, "the operator ended its registration", REGISTRATION_ENDED)
 
 

@@ -15,8 +15,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedif_flower.registry import IN_PROCESS
+from fedif_flower.settings import Scalar
 
-Scalar = bool | int | float | str
 ClientCall = Callable[[Message, Context], Message]
 NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition.
 FIRST_NODE_ID = 1000
