@@ -221,7 +221,7 @@ def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
     )
     seconds = min(run.config.pace.timeout, MOST_SECONDS)
     keeper = HttpKeeper(settings.keeper_url, context, seconds)
-    keeper.on_answer = run.waited
+    keeper.on_answer = run.report_wait
     return keeper
 
 

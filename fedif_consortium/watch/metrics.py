@@ -73,7 +73,9 @@ class ServedMetrics(RunPart):
         host = settings.host or LOOPBACK
         key = f"metrics.port = {settings.port}"
         run.stack.enter_context(serving(host, settings.port, metrics.registry, key=key))
-        run.waits.append(lambda call, seconds: metrics.keeper.labels(call).observe(seconds))
+        run.wait_listeners.append(
+            lambda call, seconds: metrics.keeper.labels(call).observe(seconds)
+        )
         return Built(callbacks=[metrics], on_row=metrics.row)
 
 

@@ -48,11 +48,11 @@ class HeldOutClasses:
         """Return them in order; a class that is in both is missing."""
         return cls(tuple(sorted(set(missing))), tuple(sorted(set(rare) - set(missing))))
 
-    def joined(self, other: HeldOutClasses) -> HeldOutClasses:
+    def union(self, other: HeldOutClasses) -> HeldOutClasses:
         """Return those that either of two sets lacks, or has only a few examples of."""
         return self.of((*self.missing, *other.missing), (*self.rare, *other.rare))
 
-    def told(self) -> dict[str, str]:
+    def to_config(self) -> dict[str, str]:
         """Return what is added to a run's instructions; nothing where each class has enough.
 
         Of each kind it is the first 100,000 classes at most.

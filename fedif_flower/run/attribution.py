@@ -115,7 +115,7 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         column=PAYING_WITNESS,
     )
     # Either set decides on something: by the one members are weighed, by the other they are paid.
-    weak = read_held_out_classes(run.joined("told")).joined(classes_of(secret.held_out))
+    weak = read_held_out_classes(run.told).union(classes_of(secret.held_out))
     remarks = secret.remarks()
     if "accuracy" not in secret.validation.metrics:
         remarks = []  # The log has said it: a report on no classes need not.
@@ -125,7 +125,7 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         provenance={**built.provenance, **secret.provenance},
         remarks=remarks,
         columns=[PAYING_WITNESS],
-        told=weak.told(),
+        told=weak.to_config(),
     )
 
 

@@ -118,7 +118,7 @@ def run_federation(
         for part in parts:
             run.add(part.build(run))
         grid = _wired(grid, run)
-        strategy = build_strategy(run.loaded, run.joined("setup"))
+        strategy = build_strategy(run.loaded, run.setup)
         for part in parts:
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.

@@ -77,7 +77,7 @@ class ExaminedHeldOut(RunPart):
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
-            told=classes_of(held_out).told(),
+            told=classes_of(held_out).to_config(),
         )
 
     def _examined(self, run: RunContext) -> tuple[HeldOut | None, Correction]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +130,7 @@ class RunContext:
         The run config as Flower gives it to both sides of an app; empty: there was none.
     built : list of Built
         What earlier parts added.
-    waits : list of callable
+    wait_listeners : list of callable
         Told what was waited for besides clients, and for how many seconds.
     stack : ExitStack
         Left when the run is over, however it ended.
@@ -145,7 +145,7 @@ class RunContext:
     checkpoint: Checkpoint | None = None
     run_config: Mapping[str, Scalar] = field(default_factory=dict)
     built: list[Built] = field(default_factory=list)
-    waits: list[Callable[[str, float], object]] = field(default_factory=list)
+    wait_listeners: list[Callable[[str, float], object]] = field(default_factory=list)
     stack: ExitStack = field(default_factory=ExitStack)
     modules: Mapping[str, str] = field(default_factory=dict)
 
@@ -188,7 +188,7 @@ class RunContext:
             self.loaded.task,
             run=self.config.digest(),
             run_id=self.run_id,
-            more=self.joined("told"),
+            more=self.told,
         )
 
     @property
@@ -215,39 +215,58 @@ class RunContext:
             If something of it has the name of another part's, or of the run's own records: one of
             the two would be lost.
         """
-        self._require_free("kept", built.kept, OWN_RECORDS)
-        self._require_free("setup", built.setup)
-        self._require_free("columns", built.columns, self.folder.rounds.columns)
+        columns = list(self.folder.rounds.columns)
+        for earlier in self.built:
+            columns += earlier.columns
+        _require_free("kept", built.kept, (*OWN_RECORDS, *self.kept))
+        _require_free("setup", built.setup, self.setup)
+        _require_free("columns", built.columns, columns)
         self.built.append(built)
         if built.loaded is not None:
             self.loaded = built.loaded
 
-    def _require_free(self, what: str, names: Iterable[str], taken: Iterable[str] = ()) -> None:
-        """Raise ConfigError for a name that is taken, or that an earlier part has."""
-        not_free = set(taken)
-        for earlier in self.built:
-            not_free |= set(getattr(earlier, what))
-        for name in names:
-            if name in not_free:
-                raise ConfigError(
-                    f"a part of the run: {what}: {name!r} is taken; allowed: a name that no other "
-                    "part has, nor the run's own records"
-                )
+    @property
+    def setup(self) -> dict[str, Any]:
+        """Arguments of Setup that earlier parts added."""
+        return _merged(built.setup for built in self.built)
 
-    def joined(self, name: str) -> dict[str, Any]:
-        """Return one of the mappings of :class:`Built`, of all parts together.
+    @property
+    def told(self) -> dict[str, Scalar]:
+        """What earlier parts tell clients; of two, the later one's word stands."""
+        return _merged(built.told for built in self.built)
 
-        What a later part tells, or adds to the provenance, stands for what an earlier one does.
-        """
-        together: dict[str, Any] = {}
-        for built in self.built:
-            together |= getattr(built, name)
-        return together
+    @property
+    def kept(self) -> dict[str, Kept]:
+        """What checkpoints have of earlier parts, by name."""
+        return _merged(built.kept for built in self.built)
 
-    def waited(self, what: str, seconds: float) -> None:
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What earlier parts add to ``provenance.json``; of two, the later one's word stands."""
+        return _merged(built.provenance for built in self.built)
+
+    def report_wait(self, what: str, seconds: float) -> None:
         """Tell whoever measures it how long something took."""
-        for listener in self.waits:
+        for listener in self.wait_listeners:
             listener(what, seconds)
+
+
+def _merged(mappings: Iterable[Mapping[str, _T]]) -> dict[str, _T]:
+    """Return mappings as one; of two values of a name, the later one."""
+    merged: dict[str, _T] = {}
+    for mapping in mappings:
+        merged |= mapping
+    return merged
+
+
+def _require_free(what: str, names: Iterable[str], taken: Collection[str]) -> None:
+    """Raise ConfigError for a name that is taken: by the run itself, or by an earlier part."""
+    for name in names:
+        if name in taken:
+            raise ConfigError(
+                f"a part of the run: {what}: {name!r} is taken; allowed: a name that no other "
+                "part has, nor the run's own records"
+            )
 
 
 class RunPart(ConfiguredPart):

@@ -182,9 +182,7 @@ def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = ["#ffffff", BLUE]
-    magnitudes = np.abs(values[np.isfinite(values)])
-    reach = float(np.percentile(magnitudes, _SHOWN)) if magnitudes.size else 0.0
-    reach = reach or float(magnitudes.max(initial=0.0)) or 1.0
+    reach = _reach_of(values)
     low = 0.0
     if np.nanmin(values, initial=0.0) < 0:
         colours = [VERMILLION, *colours]
@@ -202,6 +200,17 @@ def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str
     )
     axes.set_facecolor("#d9d9d9")
     figure.colorbar(drawn, ax=axes, label=name, extend="max" if low == 0 else "both")
+
+
+def _reach_of(values: NDArray[np.float64]) -> float:
+    """Return from which magnitude on all values have one colour; > 0."""
+    magnitudes = np.abs(values[np.isfinite(values)])
+    if not magnitudes.any():
+        return 1.0
+    reach = float(np.percentile(magnitudes, _SHOWN))
+    if not reach:  # Nearly all are 0.
+        return float(magnitudes.max())
+    return reach
 
 
 def _name_rows(axes: Axes, members: Sequence[tuple[str, bool]]) -> None:

@@ -132,7 +132,7 @@ def with_free_folder(config: RunConfig) -> RunConfig:
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
     if config.resume == AUTO:
-        config = _as_it_was_called(config)
+        config = _with_name_of_attempt(config)
         if not config.run_dir.exists():
             logger.warning("resume = 'auto': %s is not there, so a new run begins", config.run_dir)
     if config.overwrite:
@@ -155,7 +155,7 @@ def with_free_folder(config: RunConfig) -> RunConfig:
         number += 1
 
 
-def _as_it_was_called(config: RunConfig) -> RunConfig:
+def _with_name_of_attempt(config: RunConfig) -> RunConfig:
     """Return a config with the name of the run to go on with, which may have got a number.
 
     Of several it is the last one that has stopped; where all have ended, the last one.
@@ -171,7 +171,11 @@ def _as_it_was_called(config: RunConfig) -> RunConfig:
     attempts = [config.replace(run_name=names[number]) for number in sorted(names)]
     begun = [attempt for attempt in attempts if attempt.run_dir.is_dir()]
     stopped = [attempt for attempt in begun if not RunFolder(attempt.run_dir).is_complete()]
-    return (stopped or begun or attempts)[-1]
+    if stopped:
+        return stopped[-1]
+    if begun:
+        return begun[-1]
+    return attempts[-1]
 
 
 def _earlier_run(config: RunConfig) -> tuple[str, str] | None:

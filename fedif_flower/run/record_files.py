@@ -67,6 +67,11 @@ class Table:
         self.columns = tuple(columns)
         self._columns = self.columns  # With those that a run adds.
 
+    @property
+    def name(self) -> str:
+        """What checkpoints and commands call it: the file's name without its ending."""
+        return self.path.stem
+
     def begin(self, more: Iterable[str] = ()) -> None:
         """Replace the file by a header, with this run's additional columns at its end."""
         self._columns = (*self.columns, *more)

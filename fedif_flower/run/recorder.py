@@ -35,6 +35,7 @@ from fedif_flower.run.logs import note
 from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import RUN_ID, origin
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.results import run_title
 from fedif_flower.run.rows import Line
 from fedif_flower.run.strategy import malicious_marker
@@ -88,7 +89,7 @@ class RunRecorder(RunWriter):
         self.remarks = list(loaded.task.remarks)
         for built in run.built:
             self.remarks += built.remarks
-            self._metric_columns += built.columns
+            self.evaluation.columns += built.columns
         # Parts hear of a row before whoever called the run.
         of_parts = [built.on_row for built in run.built if built.on_row]
         self.listeners = [*of_parts, *self.listeners]
@@ -100,7 +101,8 @@ class RunRecorder(RunWriter):
         self.strategy = strategy
         self.checkpoints = checkpoints
         self.num_rounds = config.num_server_rounds
-        self._kept = run.joined("kept")
+        self.evaluation.last_round = self.num_rounds
+        self._kept = run.kept
         stays: list[Path] = []
         for built in run.built:
             stays += built.stays
@@ -119,10 +121,6 @@ class RunRecorder(RunWriter):
         """How many rounds Flower is to run."""
         return self.num_rounds - self.strategy.completed_rounds
 
-    def is_due(self, server_round: int) -> bool:
-        """Tell whether a round's model is to be evaluated: the last one's always is."""
-        return super().is_due(server_round) or server_round == self.num_rounds
-
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files, with the lines of a checkpoint if there is one."""
         if not self.run.checkpoint:
@@ -130,8 +128,8 @@ class RunRecorder(RunWriter):
         names = self.names
         super().on_start(strategy)
         if self.run.checkpoint:
-            for table in TABLES:
-                super()._add(table, self.run.checkpoint.lines.get(table, ()))
+            for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
+                super()._add(table, self.run.checkpoint.lines.get(table.name, ()))
             attendance = self.run.checkpoint.lines.get("attendance", ())
             self._roll.go_on(attendance, is_simulated=is_simulated(self.run.grid))
             # They are known from the checkpoint, but in no file yet.
@@ -161,7 +159,7 @@ class RunRecorder(RunWriter):
             RUN_ID: self.run.run_id,
             **origin(self.config.digest(), held_out, self.run.modules),
             **origin_before,
-            **self.run.joined("provenance"),
+            **self.run.provenance,
         }
         self.folder.provenance.write(provenance)
 
@@ -293,11 +291,11 @@ class RunRecorder(RunWriter):
             return f"all rounds are done, and its end is made again with {keys}"
         return f"it goes on at round {saved + 1} with {keys}"
 
-    def _add(self, table: str, lines: Sequence[Line]) -> None:
+    def _add(self, table: Table, lines: Sequence[Line]) -> None:
         """Write lines of a table, and keep them for the next checkpoint."""
         super()._add(table, lines)
         if self.config.checkpoint_every:
-            self._unsaved[table] += lines
+            self._unsaved[table.name] += lines
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Save the last round, which a callback may have made the last, and write the results."""
@@ -315,7 +313,24 @@ class RunRecorder(RunWriter):
         """Write a checkpoint of the last complete round."""
         assert self._last is not None  # callers have made sure
         began = time.perf_counter()
-        last, model, way_back, strategy_state = self._last
+        way_back = None
+        if self._last.way_back is not None:
+            way_back = self._last.way_back.to_torch_state_dict()
+        checkpoint = Checkpoint(
+            server_round=self._last.server_round,
+            settings=self.checkpoints.settings,
+            arrays=self._last.model.to_torch_state_dict(),
+            strategy=self._last.strategy,
+            records=self._records_until(self._last.server_round),
+            lines=self._lines_until(self._last.server_round),
+            way_back=way_back,
+        )
+        self.checkpoints.save(checkpoint)
+        self._saved_at = time.perf_counter()
+        self._save_seconds = self._saved_at - began
+
+    def _lines_until(self, last: int) -> dict[str, Any]:
+        """Return the lines of each table since the last checkpoint, up to a round."""
         saved = self.checkpoints.last_round
         lines: dict[str, Any] = {}
         for table, unsaved in self._unsaved.items():
@@ -323,26 +338,20 @@ class RunRecorder(RunWriter):
             # interrupt a save anywhere.
             self._unsaved[table] = [line for line in unsaved if line["round"] > saved]
             lines[table] = [line for line in self._unsaved[table] if line["round"] <= last]
+        for name, part in self._kept.items():
+            lines[name] = part.lines(saved, last)
+        return lines
+
+    def _records_until(self, last: int) -> dict[str, Any]:
+        """Return what is remembered beside the tables, as of a round."""
         records: dict[str, Any] = {
             "seconds": self._seconds(),
             "names": dict(self.names),
             RUN_ID: self.run.run_id,
         }
         for name, part in self._kept.items():
-            lines[name] = part.lines(saved, last)
             records[name] = part.memory(last)
-        checkpoint = Checkpoint(
-            server_round=last,
-            settings=self.checkpoints.settings,
-            arrays=model.to_torch_state_dict(),
-            strategy=strategy_state,
-            records=records,
-            lines=lines,
-            way_back=None if way_back is None else way_back.to_torch_state_dict(),
-        )
-        self.checkpoints.save(checkpoint)
-        self._saved_at = time.perf_counter()
-        self._save_seconds = self._saved_at - began
+        return records
 
 
 def _unfit(server_round: int, reason: str) -> CheckpointError:

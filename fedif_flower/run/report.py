@@ -237,7 +237,7 @@ def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]
     num_others = len(completeness.members) - len(shown)
     if num_others:
         lines += ["", f"Of the other {num_others} nothing is missing."]
-    lines += _drawn_rounds(shown)
+    lines += _letters_section(shown)
     return lines
 
 
@@ -257,7 +257,7 @@ def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
     return ResultTable("", columns, cells, num_labels=1)
 
 
-def _drawn_rounds(members: Iterable[MemberTurns]) -> list[str]:
+def _letters_section(members: Iterable[MemberTurns]) -> list[str]:
     """Return members' rounds as letters, with a legend; nothing where there are too many."""
     drawn = [member for member in members if member.rounds]
     if not drawn:

@@ -114,8 +114,13 @@ class Run:
         require(table in TABLES, "table", table, ", ".join(TABLES))
         if table == "members":
             return [dict(vars(member)) for member in self.members]
-        path = getattr(self.folder, table).path
-        lines: list[Line] = read_table(path, more=True).to_pylist()
+        tables = {
+            "rounds": self.folder.rounds,
+            "clients": self.folder.clients,
+            "attendance": self.folder.attendance,
+            "attribution": self.folder.attribution,
+        }
+        lines: list[Line] = read_table(tables[table].path, more=True).to_pylist()
         return lines
 
     def lines_of_complete_rounds(self) -> list[Line]:
@@ -355,8 +360,13 @@ def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Mem
 
 def _form_of(members: Sequence[Member], column: str) -> str:
     """Return the format in which a column's values can be told apart, however small they are."""
-    values = [getattr(member, column) for member in members]
-    return f".{decimals_for(value for value in values if value is not None)}f"
+    known = []
+    for member in members:
+        value = getattr(member, column)
+        if value is not None:
+            known.append(value)
+    decimals = decimals_for(known)
+    return f".{decimals}f"
 
 
 def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:

@@ -25,7 +25,7 @@ class ShowRounds(Callback):
     def __init__(self, every: int = 1) -> None:
         require(is_count(every, 1), "every", every, "an integer >= 1")
         self._every = every
-        self._report: Round | None = None
+        self._round: Round | None = None
         self._flower = logging.getLogger("flwr")
         self._level = self._flower.level
 
@@ -34,23 +34,23 @@ class ShowRounds(Callback):
         self._level = self._flower.level
         self._flower.setLevel(max(self._level, logging.WARNING))
 
-    def on_round(self, report: Round) -> None:
-        """Keep the report until the round's model has been looked at."""
-        self._report = report
+    def on_round(self, current: Round) -> None:
+        """Keep the round until its model has been looked at."""
+        self._round = current
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Print the round's line where it is due."""
-        report = self._report
-        if server_round % self._every or report is None or report.round != server_round:
+        current = self._round
+        if server_round % self._every or current is None or current.round != server_round:
             return
-        counts = report.counts
+        counts = current.counts
         # Clients that are late still work: their replies belong to a round to come.
-        num_due = len(report.clients) - counts["late"]
+        num_due = len(current.clients) - counts["late"]
         parts = [f"{counts['accepted']} of {num_due} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]
-        if report.reason:
-            parts.append(f"{report.status}: {report.reason}")
-        print(f"round {server_round}: {', '.join(parts)}, {report.round_seconds:.1f} s")
+        if current.reason:
+            parts.append(f"{current.status}: {current.reason}")
+        print(f"round {server_round}: {', '.join(parts)}, {current.round_seconds:.1f} s")
 
     def on_end(self) -> None:
         """Let Flower log as before."""

@@ -8,17 +8,13 @@ presence means that the run came to its end.
 from __future__ import annotations
 
 import gc
-import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedif_flower.attribution.callback import PathAttribution
@@ -26,10 +22,10 @@ from fedif_flower.attribution.gain import gain_of
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
 from fedif_flower.errors import StorageError, is_count, require
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.messages.text import printable
+from fedif_flower.run.attempts import put_attempt_aside
+from fedif_flower.run.evaluation import TRIGGERED, RoundEvaluation
 from fedif_flower.run.figures import as_json_has_it, summarize
 from fedif_flower.run.folder import (
-    MEASURED,
     SETTINGS_KEY,
     RunFolder,
     hold_directory,
@@ -40,6 +36,7 @@ from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.modules import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import origin
+from fedif_flower.run.record_files import Table
 from fedif_flower.run.report import write_report
 from fedif_flower.run.results import Run
 from fedif_flower.run.rows import Line, read_table
@@ -49,10 +46,8 @@ from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.tasks.task import Metric
 from fedif_flower.valuation import Validation
-from fedif_flower.words import enumerated
 
 OnRow = Callable[[Round], object]
-logger = logging.getLogger(__name__)
 
 
 class RunWriter(Callback):
@@ -123,14 +118,9 @@ class RunWriter(Callback):
             require(is_fine, name, shown_setting(judge), "a Validation")
         for metric in metrics:
             require(isinstance(metric, Metric), "metrics", shown_setting(metric), "a Metric each")
-        self._judges: dict[str, Validation] = {}
-        for split, judge in (("validation", validation), ("test", test), ("triggered", triggered)):
-            if judge is not None:
-                self._judges[split] = judge
-        self._measures = ["accuracy", "loss", *(metric.key for metric in metrics)]
-        self._metric_columns: list[str] = []
-        for metric in metrics:
-            self._metric_columns += [f"test_{metric.key}", f"validation_{metric.key}"]
+        splits = {"validation": validation, "test": test, TRIGGERED: triggered}
+        judges = {split: judge for split, judge in splits.items() if judge is not None}
+        self.evaluation = RoundEvaluation(judges, metrics, every)
         self.listeners: list[OnRow] = []
         if on_row:
             self.listeners.append(on_row)
@@ -142,15 +132,13 @@ class RunWriter(Callback):
         self.keeps_attempts = True  # An earlier run's files are put aside.
         self._rounds_done = 0  # Rounds of an earlier attempt that count.
         self._attribution: PathAttribution | None = None
-        self._every = every
         self.is_malicious = is_malicious or _nobody_is
         self._held = ExitStack()  # The directory, from the first round to the last.
         self._started = time.perf_counter()
         self._seconds_before = 0.0  # Of an earlier attempt whose rounds count.
-        self._report = Round(0)
+        self._round = Round(0)
         self._roll = RollCall()
         self._news: list[Change] = []
-        self._evaluation = _NOT_EVALUATED
         self._is_last_evaluated = False  # The model of the last round with a line.
 
     @property
@@ -160,7 +148,7 @@ class RunWriter(Callback):
 
     def is_due(self, server_round: int) -> bool:
         """Tell whether a round's model is to be evaluated."""
-        return server_round % self._every == 0
+        return self.evaluation.is_due(server_round)
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files, or go on with those of this strategy's earlier rounds.
@@ -170,7 +158,7 @@ class RunWriter(Callback):
         StorageError
             If another run writes to the directory.
         """
-        for judge in self._judges.values():
+        for judge in self.evaluation.judges.values():
             require_judge(type(self).__name__, judge, strategy.model)
         is_known = strategy is self._strategy
         goes_on = is_known and self._written > 0 and strategy.completed_rounds == self._written
@@ -206,7 +194,7 @@ class RunWriter(Callback):
         if goes_on:
             self._keep_rounds(strategy)
         else:
-            self._keep_attempt()
+            put_attempt_aside(self.folder, self._rounds_done, keeps_records=self.keeps_attempts)
             self._begin_files()
         if self._attribution is not None:
             self._attribution.forget_given_up(strategy)
@@ -216,11 +204,11 @@ class RunWriter(Callback):
     def _begin_files(self) -> None:
         """Remove an earlier run's files, and begin the tables."""
         self.folder.begin(self._stays, self._rounds_done)
-        self.folder.rounds.begin(self._metric_columns)
+        self.folder.rounds.begin(self.evaluation.columns)
         self.folder.clients.begin()
         self.folder.attendance.begin()
         self.names = {}
-        self._report = Round(0)
+        self._round = Round(0)
         self._started = time.perf_counter()
 
     def _keep_rounds(self, strategy: RunningStrategy) -> None:
@@ -245,30 +233,6 @@ class RunWriter(Callback):
         if self.folder.add_attribution not in attribution.on_attribution:
             attribution.on_attribution.insert(0, self.folder.add_attribution)
 
-    def _keep_attempt(self) -> None:
-        """Put what an earlier attempt left aside, and say which of its rounds count no more."""
-        if not self.folder.holds_run():
-            self._keep_files_of_others()
-            return
-        last = self.folder.last_round()
-        first = self._rounds_done + 1
-        if last < first:
-            return
-        rounds = f"round {last} of an earlier attempt counts"
-        if last > first:
-            rounds = f"rounds {first} to {last} of an earlier attempt count"
-        where = "overwrite = true removes their records"
-        if self.keeps_attempts:
-            where = f"their records are kept in {self.folder.keep_attempt()}"
-        logger.warning("%s no more; %s", rounds, where)
-
-    def _keep_files_of_others(self) -> None:
-        """Put files aside that are called like a run's, where there is no run: a model, perhaps."""
-        names = self.folder.results()
-        if names:
-            kept_in = self.folder.keep_attempt()
-            logger.warning("%s: not of a run; kept in %s", enumerated(names), kept_in)
-
     def _write_origin(self, strategy: RunningStrategy) -> None:
         """Write where the results come from, as far as it is known without a run config."""
         paying: list[Tensor] = []
@@ -290,92 +254,43 @@ class RunWriter(Callback):
         # A round that an error ended may have left news behind.
         self._news = [*self._news, *self._roll.call(current, self._strategy.nodes)]
 
-    def on_round(self, report: Round) -> None:
-        """Take in a strategy's report of a round, and write its clients' lines."""
-        self._report = report
+    def on_round(self, current: Round) -> None:
+        """Take in a round, and write its clients' lines."""
+        self._round = current
         lines = []
-        for client in report.clients:
+        for client in current.clients:
             is_malicious = self.is_malicious(client.node)
-            lines.append({**client.line(report.round), "malicious": is_malicious})
-        self._add("clients", lines)
+            lines.append({**client.line(current.round), "malicious": is_malicious})
+        self._add(self.folder.clients, lines)
         if self._news:
-            self._add("attendance", [change.line(report.round) for change in self._news])
+            changes = [change.line(current.round) for change in self._news]
+            self._add(self.folder.attendance, changes)
         nodes = [change.node for change in self._news]
-        nodes += [client.node for client in report.clients]
+        nodes += [client.node for client in current.clients]
         self._news = []
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the metrics of a round's model, where it is to be evaluated.
-
-        A model that cannot be measured is taken back; before the first round, the error ends the
-        run.
-        """
+        """Return the metrics of a round's model, where it is to be evaluated."""
         if not self.is_due(server_round):
             return {}
-        return self._evaluate(server_round, model)
-
-    def _evaluate(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the metrics of a round's model; none where there are no data or it fails."""
-        if not self._judges:
-            return {}
-        started = time.perf_counter()
-        try:
-            metrics = model.examined(lambda record: self._measured(model, record))
-        except Exception as error:  # out of the model or the loss: the run goes on
-            if not server_round:
-                raise
-            reason = printable(f"the evaluation failed: {error!r}")
-            logger.error("round %d: %s", server_round, reason)
-            self._evaluation = _Evaluation(0.0, reason)
-            return {}
-        self._evaluation = _Evaluation(time.perf_counter() - started)
-        return metrics
-
-    def _measured(self, model: GlobalModel, record: ArrayRecord) -> dict[str, float]:
-        """Return what the server's splits say of a round's model, or of one before it."""
-        vectors = model.vectors
-        if record is not model.record:
-            vectors = model.layout.to_vectors(record)
-        buffers = model.layout.named_buffers(vectors)
-        metrics: dict[str, float] = {}
-        for split, judge in self._judges.items():
-            if split == "triggered":
-                metrics["attack-success"] = judge.accuracy(vectors.params, buffers)
-                continue
-            measured = judge.measure(vectors.params, buffers)
-            for key in self._measures:
-                if key in measured:
-                    metrics[f"{split}-{key.replace('_', '-')}"] = measured[key]
-        return metrics
+        return self.evaluation.evaluate(server_round, model)
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
         assert self._strategy is not None  # on_start
-        if self._strategy.is_stopping and self._evaluation is _NOT_EVALUATED:
+        if self._strategy.is_stopping and not self.evaluation.is_evaluated:
             # Nobody could know before that this round is the last.
-            metrics = {**metrics, **self._evaluate(server_round, self._strategy.model)}
-        if self._report.round != server_round:  # Before the first round there was no report.
-            self._report = Round(server_round)
-        self._is_last_evaluated = self._evaluation is not _NOT_EVALUATED
-        report = self._with_evaluation(metrics)
-        self._report = report
-        self._add("rounds", [report.line()])
+            measured = self.evaluation.evaluate(server_round, self._strategy.model)
+            metrics = {**metrics, **measured}
+        if self._round.round != server_round:  # There was none yet: it is before the first one.
+            self._round = Round(server_round)
+        self._is_last_evaluated = self.evaluation.is_evaluated
+        self._round = self.evaluation.add_to(self._round, metrics)
+        self._add(self.folder.rounds, [self._round.line()])
         self._written = server_round
         for listener in self.listeners:
-            listener(report)
-
-    def _with_evaluation(self, metrics: Mapping[str, float]) -> Round:
-        """Return the last round as it is written, with the evaluation of its model."""
-        evaluation = self._evaluation
-        self._evaluation = _NOT_EVALUATED
-        reasons = [reason for reason in (self._report.reason, evaluation.failure) if reason]
-        return replace(
-            self._report,
-            reason="; ".join(reasons),
-            evaluation_seconds=evaluation.seconds,
-            metrics={**self._report.metrics, **self._by_column(metrics)},
-        )
+            listener(self._round)
 
     def _evaluate_last(self) -> None:
         """Evaluate the last model, if its line was written before a callback ended the run."""
@@ -383,22 +298,9 @@ class RunWriter(Callback):
         is_failed = sys.exception() is not self._outer_error
         if is_failed or self._is_last_evaluated or not self._strategy.is_stopping:
             return
-        metrics = self._evaluate(self._written, self._strategy.model)
-        if self._evaluation is not _NOT_EVALUATED:
-            self.folder.rounds.replace_last(self._with_evaluation(metrics).line())
-
-    def _by_column(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return those metrics that have a column of ``rounds.csv``, by column."""
-        by_column = {name.replace("-", "_"): value for name, value in metrics.items()}
-        written = {}
-        for column in (*MEASURED, *self._metric_columns):
-            value = by_column.get(column)
-            if not isinstance(value, int | float):  # An ``evaluate_fn`` may give lists.
-                continue
-            if column.endswith("_accuracy") and math.isnan(value):  # It is not defined.
-                continue
-            written[column] = value
-        return written
+        metrics = self.evaluation.evaluate(self._written, self._strategy.model)
+        if self.evaluation.is_evaluated:
+            self.folder.rounds.replace_last(self.evaluation.add_to(self._round, metrics).line())
 
     def on_end(self) -> None:
         """Write the report; after a good end model and summary as well."""
@@ -456,9 +358,9 @@ class RunWriter(Callback):
         write_report(run, summary, self.title, is_finished=is_finished)
         return summary
 
-    def _add(self, table: str, lines: Sequence[Line]) -> None:
+    def _add(self, table: Table, lines: Sequence[Line]) -> None:
         """Write lines of a table."""
-        getattr(self.folder, table).append(lines)
+        table.append(lines)
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write what members are called, where that is new."""
@@ -468,16 +370,6 @@ class RunWriter(Callback):
         self.folder.names.replace(
             {"client_id": client_id, "name": name} for client_id, name in sorted(self.names.items())
         )
-
-
-class _Evaluation(NamedTuple):
-    """How the evaluation of a round's model went."""
-
-    seconds: float = 0.0
-    failure: str = ""  # Why it failed; empty: it did not.
-
-
-_NOT_EVALUATED = _Evaluation()
 
 
 def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:

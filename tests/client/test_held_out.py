@@ -108,7 +108,7 @@ def asked(grid: LocalGrid, task: Task, told, run: str = "r") -> RecordDict:
 def test_a_member_that_is_asked_before_the_run_is_warned_then(caplog):
     task = make_task()
     grid = LocalGrid(elsewhere(client_app(task)), 2)
-    told = HeldOutClasses.of(missing=[2], rare=[0, 1]).told()
+    told = HeldOutClasses.of(missing=[2], rare=[0, 1]).to_config()
     for _ in range(2):
         answer = asked(grid, task, told)
     assert warnings(caplog) == [WORDS]
@@ -143,7 +143,7 @@ def test_a_hostile_list_stops_nothing(caplog, text):
 
 def test_of_very_many_classes_the_first_are_told_and_that_there_may_be_more(caplog):
     """The node has two examples of each of the classes 0, 1 and 2."""
-    told = HeldOutClasses.of(missing=range(2, 100_003), rare=[0, 1]).told()
+    told = HeldOutClasses.of(missing=range(2, 100_003), rare=[0, 1]).to_config()
     assert read_held_out_classes(told).missing == tuple(range(2, 100_002))
     asked(LocalGrid(elsewhere(client_app(make_task())), 2), make_task(), told)
     (words,) = warnings(caplog)
@@ -162,10 +162,10 @@ def test_an_empty_list_warns_of_nothing(caplog):
 def test_what_is_told_reads_as_it_was():
     classes = HeldOutClasses.of(missing=[3, 1], rare=[1, 2])
     assert (classes.missing, classes.rare) == ((1, 3), (2,))
-    assert read_held_out_classes(ConfigRecord(classes.told())) == classes
+    assert read_held_out_classes(ConfigRecord(classes.to_config())) == classes
     other = HeldOutClasses.of(missing=[2], rare=[0])
-    assert classes.joined(other) == HeldOutClasses((1, 2, 3), (0,))
-    assert HeldOutClasses().told() == {}
+    assert classes.union(other) == HeldOutClasses((1, 2, 3), (0,))
+    assert HeldOutClasses().to_config() == {}
     assert read_held_out_classes(ConfigRecord()) == HeldOutClasses()
 
 

@@ -38,5 +38,5 @@ def test_what_a_later_part_tells_stands_for_what_an_earlier_one_does(tmp_path):
     run = context(tmp_path)
     run.add(Built(kept={"one": Kept()}, columns=["one"], told={"weak": "1"}))
     run.add(Built(kept={"two": Kept()}, columns=["two"], told={"weak": "2"}))
-    assert list(run.joined("kept")) == ["one", "two"]
-    assert run.joined("told") == {"weak": "2"}
+    assert list(run.kept) == ["one", "two"]
+    assert run.told == {"weak": "2"}

@@ -385,7 +385,7 @@ def test_the_app_is_told_nothing_that_the_policy_does_not_accept(tmp_path, kind)
 def test_a_policy_lets_a_warning_of_held_out_classes_through(tmp_path, kind):
     """It is no setting, and changes nothing of what the app does."""
     member = Member(tmp_path)
-    warning = HeldOutClasses.of(missing=[2], rare=[0]).told()
+    warning = HeldOutClasses.of(missing=[2], rare=[0]).to_config()
     said = {CONFIG_KEY: ClientConfig().to_json(), ROUND_KEY: 1, **warning}
     settings = instructions(FIRST, **said)
     assert member.ask(kind, content=RecordDict({**MODEL, "config": settings})) is not None
