@@ -22,6 +22,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import ModelVectors, UnseenUpdates
 from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round, Step
+from fedif_flower.server.rule import claim, require_own
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.valuation.parallel import LossAndGradient
@@ -208,8 +209,8 @@ class PathAttribution(Callback):
         Raises
         ------
         ConfigError
-            If the strategy's step is no sum of updates times coefficients, or its model is not
-            that of the validation set.
+            If the strategy's step is no sum of updates times coefficients, its model is not that
+            of the validation set, or the bounds of credit remember another strategy's members.
         """
         if not strategy.combines_updates:
             raise ConfigError(
@@ -223,6 +224,9 @@ class PathAttribution(Callback):
                 "that no step can be attributed; FedAvgM's can"
             )
         require_judge(type(self).__name__, self.validation, strategy.model)
+        if self.bounds is not None:
+            require_own([self.bounds], self)
+            claim([self.bounds], self)
         self.forget_given_up(strategy)
         self._strategy = strategy
         strategy.intake.before_replies.append(self.finish_last_round)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.server.roster import NodeDirectory
 from fedif_flower.server.run import Callback, RunningStrategy
@@ -138,7 +139,18 @@ class Quarantine(Callback):
         self._nodes: NodeDirectory | None = None  # Before on_start.
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note what members are called, and say from now on who may be drawn."""
+        """Note what members are called, and say from now on who may be drawn.
+
+        Raises
+        ------
+        ConfigError
+            If the strategy does not have the attribution by which members are judged.
+        """
+        if not any(callback is self.attribution for callback in strategy.callbacks):
+            raise ConfigError(
+                "Quarantine: its attribution is not among the strategy's callbacks, so that nobody "
+                "would be judged; allowed: callbacks=[attribution, Quarantine(attribution)]"
+            )
         self._nodes = strategy.nodes
         strategy.roster.admit.append(self.admit)
 

@@ -163,7 +163,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
         self._memory = RoundMemory()
-        self._key = object()  # By which stages and rules know whose rounds they remember.
+        self._key = object()  # By which parts know whose rounds they remember.
 
     # -- what a strategy says of itself
 
@@ -584,13 +584,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         ------
         ConfigError, ValueError
             If the model cannot be averaged, is not the one that the strategy was given, or not the
-            one that an earlier run has led to; or a stage or rule remembers another strategy's
-            rounds.
+            one that an earlier run has led to; or a stage, rule or callback remembers another
+            strategy's rounds.
         """
         require_record(initial_arrays)
         self._require_own_model(initial_arrays)
         self.intake.require(self, grid, initial_arrays)
-        remembering = [*self.stages.remembering, *self.stateful().values()]
+        remembering = self._remembering()
         require_own(remembering, self._key)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
@@ -599,6 +599,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             self.stages.optimizer.require_step(self.model.vectors.params)
         warn_of_own_statistics(type(self).__name__, self.own_shapes, self.model.layout)
         claim(remembering, self._key)
+
+    def _remembering(self) -> list[object]:
+        """Return what remembers rounds: stages, rules, and callbacks that have a state."""
+        callbacks = [callback for callback in self.callbacks if isinstance(callback, Stateful)]
+        return [*self.stages.remembering, *self.stateful().values(), *callbacks]
 
     def _require_own_model(self, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError unless the strategy's own model is of the shapes to begin with."""

@@ -13,6 +13,7 @@ from fedif_flower.arithmetic import all_finite
 from fedif_flower.combining import combine_buffers, largest_counters
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
+from fedif_flower.server.summary import shown_setting
 from fedif_flower.tasks.structures import describe
 
 
@@ -64,8 +65,8 @@ def require_own(parts: Iterable[object], key: object) -> None:
     for part in parts:
         if getattr(part, _ROUNDS_OF, key) is not key:
             raise ConfigError(
-                f"{part!r} remembers the rounds of another strategy; allowed: a new one for each "
-                "strategy"
+                f"{shown_setting(part)} remembers the rounds of another strategy; allowed: a new "
+                "one for each strategy"
             )
 
 

@@ -15,6 +15,7 @@ from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.aggregators import Flame
 from fedif_flower.attribution.credit import CreditBounds
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback
 from fedif_flower.stages import Clip, FedAvgM, FedYogi, LossBound, NearestNeighbours
 from fedif_flower.strategies import Setup
@@ -319,6 +320,27 @@ def test_a_run_that_goes_on_attributes_as_one_that_never_stopped():
     for rule, words in (("trapezoid", "its credit is bounded"), ("gauss2", "attribution has rule")):
         with pytest.raises(ValueError, match=words):
             PathAttribution(validation(), rule).load_state_dict(state, lines, 1)
+
+
+def started(attribution, rounds=1):
+    """Run rounds of a new strategy that has this attribution."""
+    strategy = fedavg(attribution.validation, callbacks=[attribution], **BASE)
+    play(strategy, point(), LONG, rounds)
+    return strategy
+
+
+def test_an_attribution_is_not_another_strategy_s_too():
+    """Contributions would be sums over both runs, credit bounded by what the other one saw."""
+    attribution = PathAttribution(validation(), bounds=CreditBounds())
+    first = started(attribution)
+    with pytest.raises(ConfigError, match=r"^PathAttribution remembers the rounds of another"):
+        started(attribution)
+    # Its own strategy goes on with it.
+    first.start(LocalGrid(LONG, 3), first.model.record, num_rounds=1)
+    assert [found.server_round for found in attribution.rounds] == [1, 2]
+    bounded = PathAttribution(validation(), bounds=attribution.bounds)
+    with pytest.raises(ConfigError, match=r"^CreditBounds remembers the rounds of another"):
+        started(bounded)
 
 
 class Failing(Movers):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedif_flower import PathAttribution
 from fedif_flower.attribution.quarantine import (
     FIRST_PAUSE,
     LEAST_LOOKS,
@@ -18,10 +19,11 @@ from fedif_flower.attribution.quarantine import (
     upper_bound,
 )
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.stages import FedAvgM
 from tests.server.hostile import round_of
-from tests.strategies.lines import ROUNDING, Movers, fedavg
+from tests.strategies.lines import ROUNDING, Movers, fedavg, validation
 from tests.strategies.lines import attributed as run
 
 NODES = [ClientNode(i, 1000 + i, is_simulated=True) for i in range(6)]
@@ -213,6 +215,13 @@ def test_a_turn_is_counted_by_those_who_have_weight():
         policy.admit(sixty, t)
     [decision] = policy.decisions
     assert decision.until_round - decision.server_round == 10 * FIRST_PAUSE
+
+
+def test_a_quarantine_whose_attribution_the_strategy_lacks_is_refused():
+    """It would judge nobody, without a word."""
+    elsewhere = PathAttribution(validation())
+    with pytest.raises(ConfigError, match="Quarantine: its attribution is not among the strategy"):
+        run(fedavg, Movers([[1.0, 0.0]] * 3), beside=(Quarantine(elsewhere),))
 
 
 def saved(state: dict) -> BytesIO:

@@ -64,10 +64,13 @@ DECISION = Decision(6, 34, 5, 5, "worth -1.00 on average")
 
 
 def test_a_run_that_goes_on_leaves_out_whom_it_had_left_out(tmp_path, caplog):
-    def quarantine() -> KeptQuarantine:
-        return KeptQuarantine(SimpleNamespace(rounds=[]), RunFolder(tmp_path))
+    attribution = SimpleNamespace(rounds=[])
 
-    strategy = SimpleNamespace(nodes=None, roster=SimpleNamespace(admit=[]))
+    def quarantine() -> KeptQuarantine:
+        return KeptQuarantine(attribution, RunFolder(tmp_path))
+
+    roster = SimpleNamespace(admit=[])
+    strategy = SimpleNamespace(nodes=None, roster=roster, callbacks=[attribution])
     nodes = [ClientNode(partition, partition, is_simulated=True) for partition in range(6)]
     state = {"worths": [], "bad": [], "pause": 8, "until_round": 34}
     memory = {"judged": 4, "members": {5: state}, "decisions": [vars(DECISION)]}
