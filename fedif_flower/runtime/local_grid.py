@@ -15,6 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedif_flower.registry import IN_PROCESS
+from fedif_flower.runtime.answer import reply_of
 from fedif_flower.settings import Scalar
 
 ClientCall = Callable[[Message, Context], Message]
@@ -118,10 +119,14 @@ class LocalGrid(Grid):
         return replies
 
     def _reply_to(self, message: Message) -> Message:
-        """Return a node's reply; a client that raises becomes an error reply, as in Flower."""
+        """Return a node's reply; a client that raises becomes an error reply, as in Flower.
+
+        So does one that returns no message.
+        """
         token = IN_PROCESS.set(True)
         try:
-            return self._client_app(message, self.contexts[message.metadata.dst_node_id])
+            answer = self._client_app(message, self.contexts[message.metadata.dst_node_id])
+            return reply_of(answer, message)
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
         finally:

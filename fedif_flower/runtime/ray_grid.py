@@ -25,6 +25,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.fleet.vce.backend import Backend, BackendConfig
 
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.runtime.answer import reply_of
 from fedif_flower.runtime.local_grid import LocalGrid
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class RayGrid(LocalGrid):
                 kept.pop(key, None)
             context.state = RecordDict({**kept, **changed})
             self.contexts[node_id] = context
-        return reply
+        return reply_of(reply, message)
 
 
 def _seconds_left(deadline: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import pytest
-from flwr.app import Array, Context, Message
+from flwr.app import Array, Context, Message, RecordDict
 from torch import nn
 
 from fedif_flower import FedAvg
@@ -59,3 +59,19 @@ def test_who_is_not_waited_for_any_more_is_not_asked():
     strategy.start(LocalGrid(members, 5), model_arrays(nn.Linear(2, 1, bias=False)), num_rounds=3)
     assert [played.counts["late"] for played in strategy.history.rounds] == [3, 3, 3]
     assert len(members.sent) == 3 * 2
+
+
+@pytest.mark.parametrize(("answer", "kind"), [(None, "NoneType"), (RecordDict(), "RecordDict")])
+def test_a_client_that_returns_no_message_is_told_and_ends_nothing(answer, kind):
+    """A forgotten return ended the run by an attribute that None has not."""
+
+    def forgets(message: Message, context: Context) -> Message | None:
+        if context.node_config["partition-id"] == 0:
+            return answer
+        return step_reply(message, 1.0)
+
+    strategy = FedAvg(**BASE)
+    strategy.start(LocalGrid(forgets, 3), model_arrays(nn.Linear(2, 1)), num_rounds=1)
+    *others, first = strategy.history.rounds[0].clients
+    assert [client.status for client in others] == ["accepted", "accepted"]
+    assert f"the ClientApp returned {kind}; allowed: a Message, as Message(" in first.rejection
