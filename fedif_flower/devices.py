@@ -23,8 +23,6 @@ def select_device(device: str | torch.device) -> torch.device:
     ConfigError
         If there is no such device, or it is not here: nothing falls back to another one in silence.
     """
-    if isinstance(device, torch.device):
-        return device
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -39,7 +37,7 @@ def select_device(device: str | torch.device) -> torch.device:
         ) from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device = {device!r}: this process sees {torch.cuda.device_count()} CUDA devices"
+            f"device = {str(device)!r}: this process sees {torch.cuda.device_count()} CUDA devices"
         )
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device = 'mps': not available here")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from numbers import Integral
 
+_SHOWN_AT_MOST = 300  # Characters of a value.
+
 
 class FedIFError(Exception):
     """Base of every error that this package raises on purpose."""
@@ -90,12 +92,15 @@ def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     key : str
         What the one who set it calls it.
     value : object
-        What it was set to.
+        What it was set to; of a long one the error has the beginning.
     allowed : str
         What would have been allowed, in words.
     """
     if not is_allowed:
-        raise ConfigError(f"{key} = {value!r}; allowed: {allowed}")
+        shown = repr(value)
+        if len(shown) > _SHOWN_AT_MOST:
+            shown = shown[: _SHOWN_AT_MOST - 3] + "..."
+        raise ConfigError(f"{key} = {shown}; allowed: {allowed}")
 
 
 def is_count(value: object, least: int = 0) -> bool:

@@ -11,9 +11,11 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.strategies import FedAvg, Setup
 
 
-def test_a_device_that_is_not_there_is_an_error_not_another_device():
-    with pytest.raises(ConfigError, match="cuda:99"):
-        select_device("cuda:99")
+@pytest.mark.parametrize("kind", [str, torch.device])
+def test_a_device_that_is_not_there_is_an_error_not_another_device(kind):
+    with pytest.raises(ConfigError, match="device = 'cuda:99': this process sees"):
+        select_device(kind("cuda:99"))
+    assert select_device(kind("cpu")) == torch.device("cpu")
 
 
 def test_weights_are_computed_where_float64_is(monkeypatch):

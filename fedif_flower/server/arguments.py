@@ -9,7 +9,8 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fedif_flower.errors import is_count, require
+from fedif_flower.errors import ConfigError, is_count, require
+from fedif_flower.server.summary import shown_setting
 
 
 def require_flower_arguments(strategy: FedAvg) -> None:
@@ -50,12 +51,19 @@ def require_start(
     configs : mapping of str to object
         What is sent with the model, by the name of its argument.
     """
-    require(isinstance(grid, Grid), "grid", grid, "a Grid, as a ServerApp's main receives it")
+    _require_kind(isinstance(grid, Grid), "grid", grid, "a Grid, as a ServerApp's main receives it")
     require(is_count(num_rounds), "num_rounds", num_rounds, "an integer >= 0")
     waits = timeout is None or (isinstance(timeout, Real) and float(timeout) >= 0)
     require(waits, "timeout", timeout, "seconds, a number >= 0; None: without an end")
     for name, config in configs.items():
         is_config = config is None or isinstance(config, ConfigRecord)
-        require(is_config, name, config, 'a ConfigRecord, as ConfigRecord({"lr": 0.1})')
+        _require_kind(is_config, name, config, 'a ConfigRecord, as ConfigRecord({"lr": 0.1})')
     is_function = evaluate_fn is None or callable(evaluate_fn)
-    require(is_function, "evaluate_fn", evaluate_fn, "a function of a round and an ArrayRecord")
+    words = "a function of a round and an ArrayRecord"
+    _require_kind(is_function, "evaluate_fn", evaluate_fn, words)
+
+
+def _require_kind(is_allowed: bool, name: str, value: object, allowed: str) -> None:
+    """Raise ConfigError for an argument of another kind: a model in its place is not printed."""
+    if not is_allowed:
+        raise ConfigError(f"{name} = {shown_setting(value)}; allowed: {allowed}")

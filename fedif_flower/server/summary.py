@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+from flwr.app import ArrayRecord
 from pydantic import TypeAdapter
 from torch import nn
 
@@ -110,7 +111,8 @@ class TellsSettings:
 
 def shown_setting(value: Any) -> str:
     """Return a value as one short line: data and models by their kind, not by what is in them."""
-    if isinstance(value, nn.Module) or type(value).__repr__ is _AN_ADDRESS:
+    is_model = isinstance(value, (nn.Module, ArrayRecord))
+    if is_model or type(value).__repr__ is _AN_ADDRESS:
         return type(value).__name__
     text = value.__qualname__ if inspect.isroutine(value) else repr(value)
     return text if len(text) <= _SHOWN_AT_MOST else text[: _SHOWN_AT_MOST - 3] + "..."

@@ -56,6 +56,17 @@ def test_an_argument_of_another_kind_is_named_before_anything_begins(name, value
     assert (counting.starts, counting.ends) == (0, 0)
 
 
+def test_a_model_in_the_place_of_another_argument_is_named_and_not_printed():
+    arrays = model_arrays(point(1))
+    grid = LocalGrid(alike(one_more), 3)
+    with pytest.raises(ConfigError, match=r"^grid = ArrayRecord; allowed: a Grid"):
+        FedAvg(**BASE).start(arrays, grid)
+    with pytest.raises(ConfigError, match=r"^train_config = ArrayRecord; allowed: a ConfigRecord"):
+        FedAvg(**BASE).start(grid, arrays, train_config=arrays)
+    with pytest.raises(ConfigError, match=r"^fraction_train = .{297}\.\.\.; allowed: a number"):
+        FedAvg(fraction_train=["a long one"] * 1000)
+
+
 def test_arguments_that_are_left_out_or_fit_are_taken():
     counting = Counting()
     strategy = FedAvg(callbacks=[counting], **BASE)
