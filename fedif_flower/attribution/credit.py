@@ -22,6 +22,7 @@ PARAMETERS_PER_STEP = 4  # At least, for each step that is remembered.
 _NEW = 1e-3  # Of a step's length: what is left of it beside newer ones and counts as a direction.
 ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
 COALITION = 0.2  # Of the round: so many, the most alike, are not asked who explains an update.
+LEAST_FOR_SLOPE = 5  # Members; fewer do not show how lengths grow with examples.
 MOST_COMPARED = 1000  # Members, two by two: half a million pairs.
 _RIDGE = 1e-3
 _ROUNDING = 1e-6  # Of an update's square: coordinates in the basis are float32's.
@@ -287,18 +288,24 @@ def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
     ----------
     Sen, "Estimates of the regression coefficient based on Kendall's tau", 1968.
     """
-    x = examples.double().log()  # [k]
-    y = lengths.double().log()  # [k]
-    shuffled = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+    log_examples = examples.double().log()  # [k]
+    log_lengths = lengths.double().log()  # [k]
+    alpha = _exponent(log_examples, log_lengths)
+    log_c = _median(log_lengths - alpha * log_examples)
+    return (log_c + alpha * asked.double().log()).exp()
+
+
+def _exponent(log_examples: Tensor, log_lengths: Tensor) -> float:
+    """Return the median slope between two of ``[k]`` members, within [0, 1]; of few, 0."""
+    shuffled = torch.randperm(len(log_examples), generator=torch.Generator().manual_seed(0))
     compared = shuffled[:MOST_COMPARED]
-    first, second = compared[torch.triu_indices(len(compared), len(compared), 1)]
-    run = x[second] - x[first]  # By pair.
-    rise = y[second] - y[first]
-    slopes = (rise / run)[run.abs() > 1e-9]
-    alpha = 0.0
-    if len(x) >= 5 and len(slopes):
-        alpha = min(max(_median(slopes), 0.0), 1.0)
-    return (_median(y - alpha * x) + alpha * asked.double().log()).exp()
+    first, second = compared[torch.triu_indices(len(compared), len(compared), 1)]  # The pairs.
+    more_examples = log_examples[second] - log_examples[first]
+    longer = log_lengths[second] - log_lengths[first]
+    slopes = (longer / more_examples)[more_examples.abs() > 1e-9]
+    if len(log_examples) < LEAST_FOR_SLOPE or not len(slopes):
+        return 0.0
+    return min(max(_median(slopes), 0.0), 1.0)
 
 
 def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
