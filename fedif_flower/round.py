@@ -202,35 +202,25 @@ class RoundUpdates:
             return aggregation
         groups, clients = self.mixing.shape
         if groups != clients:  # What was said of a group is said of no client.
-            aggregation = Aggregation(
-                aggregation.weights,
-                evaluations=aggregation.evaluations,
-                losses=aggregation.losses,
-                noise=aggregation.noise,
-                applied=aggregation.applied,
-                shortening=aggregation.shortening,
-                rescaling=aggregation.rescaling,
+            aggregation = replace(
+                aggregation, scores=None, normalized=None, weight_scores=None, accumulative=None
             )
         applied = aggregation.applied
-        weights = self._unmixed_weights(aggregation.weights)
+        if applied is not None:
+            applied = applied.double() @ self.mixing
+        weights = self._unmixed_weights(aggregation.weights, self.mixing)
         rescaling = aggregation.rescaling
         if rescaling is not None:
-            without = self._unmixed_weights(aggregation.weights_alone)
-            rescaling = torch.where(without > 0, weights / without, 1.0)
-        return replace(
-            aggregation,
-            weights=weights,
-            applied=None if applied is None else applied.double() @ self.mixing,
-            rescaling=rescaling,
-        )
+            weights_alone = self._unmixed_weights(aggregation.weights_alone, self.mixing)
+            rescaling = torch.where(weights_alone > 0, weights / weights_alone, 1.0)
+        return replace(aggregation, weights=weights, applied=applied, rescaling=rescaling)
 
-    def _unmixed_weights(self, weights: Tensor) -> Tensor:
-        """Return the clients' own weights ``[n]`` for those of mixed updates."""
-        assert self.mixing is not None  # Of mixed updates.
-        unmixed = weights.double() @ self.mixing
+    def _unmixed_weights(self, weights: Tensor, mixing: Tensor) -> Tensor:
+        """Return the clients' own weights ``[n]`` for those ``[m]`` of mixed updates."""
+        unmixed = weights.double() @ mixing
         if self.mixed_factors is None:
             return unmixed
-        return torch.where(self.mixed_factors > 0, unmixed / self.mixed_factors, 0.0)
+        return without_factors(unmixed, self.mixed_factors)
 
     def _ones(self) -> Tensor:
         return torch.ones(self.num_clients, dtype=torch.float64)
@@ -356,8 +346,7 @@ class Aggregation:
         """``weights`` [m] without what brings updates to another length."""
         if self.rescaling is None:
             return self.weights
-        weights = self.weights.double()
-        return torch.where(self.rescaling > 0, weights / self.rescaling, 0.0)
+        return without_factors(self.weights.double(), self.rescaling)
 
     @property
     def length_factors(self) -> Tensor:
@@ -372,6 +361,11 @@ class Aggregation:
     def gives_nobody_weight(self) -> bool:
         """Whether the rule, or a bound, multiplies every update by 0."""
         return self.applied is not None and not bool(self.applied.any())
+
+
+def without_factors(weights: Tensor, factors: Tensor) -> Tensor:
+    """Return weights ``[m]`` without the factors ``[m]`` in them; 0 where the factor is 0."""
+    return torch.where(factors > 0, weights / factors, 0.0)
 
 
 @contextmanager

@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedif_flower.combining import largest_counters, move_model
 from fedif_flower.errors import CheckpointError, ConfigError, ValuationError
-from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
+from fedif_flower.round import (
+    Aggregation,
+    ModelVectors,
+    RoundUpdates,
+    refuse_changes_in_place,
+    without_factors,
+)
 from fedif_flower.stages.stage import Destination, Proposal, ServerOptimizer, Stage, overrides
 from fedif_flower.valuation.validation import Validation
+
+_Stage = TypeVar("_Stage", bound=Stage)
 
 
 class Stages:
@@ -54,13 +62,9 @@ class Stages:
         self._arriving = [stage for stage in stages if overrides(stage, "arrive")]
         self._before = [stage for stage in stages if overrides(stage, "before")]
         choosing = [stage for stage in stages if overrides(stage, "choose")]
-        if len(choosing) > 1:
-            raise ConfigError(f"stages: {choosing}; allowed: one that chooses where a round leads")
+        self.choosing = _only(choosing, allowed="one that chooses where a round leads")
         optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
-        if len(optimizers) > 1:
-            raise ConfigError(f"stages: {optimizers}; allowed: one server optimizer")
-        self.choosing = choosing[0] if choosing else None
-        self.optimizer = optimizers[0] if optimizers else None
+        self.optimizer = _only(optimizers, allowed="one server optimizer")
         self.arrive = self._arrive if self._arriving else None
         self.make_groups = any(stage.makes_groups for stage in stages)
         self.max_length = min((stage.max_length for stage in stages), default=math.inf)
@@ -145,27 +149,12 @@ class Stages:
             If the model is not finite, no step leads to a finite validation loss, or a stage
             leads where no coefficients do.
         """
-        reached: list[Destination] = []
-
-        def move(coefficients: Tensor) -> Destination:
-            weights, rescaling = _weights_taken(
-                coefficients, updates.shortening, proposed.weights, proposed.rescaling
-            )
-            # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
-            weights_alone = replace(proposed, weights=weights, rescaling=rescaling).weights_alone
-            for_buffers = weights_alone * updates.buffer_shortening
-            params, buffers = move_model(updates, coefficients, for_buffers)
-            if proposed.noise is not None:
-                params = params + proposed.noise
-            destination = Destination(params, buffers, coefficients, weights, rescaling)
-            reached.append(destination)
-            return destination
-
+        move = _Move(updates, proposed)
         proposal = Proposal(updates, proposed.weights, move, self.optimizer)
         if self.choosing is None:
             return move(proposal.coefficients)
         chosen = self.choosing.choose(proposal)
-        if not any(chosen is destination for destination in reached):
+        if not move.has_led_to(chosen):
             raise ValuationError(
                 f"stage {type(self.choosing).__name__} leads where no coefficients of the updates "
                 "do: return what proposal.move(coefficients) returns"
@@ -240,10 +229,22 @@ def _require_round(stage: Stage, staged: object) -> None:
 def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
     """Return whether a round says of which clients' updates its rows are made."""
     if after.mixing is not before.mixing:
-        if after.mixing is None:
-            return False
-        num_clients = before.num_clients if before.mixing is None else before.mixing.shape[1]
-        return tuple(after.mixing.shape) == (after.num_clients, num_clients)
+        return _mixes_all_clients(before, after)
+    return _has_same_rows(before, after)
+
+
+def _mixes_all_clients(before: RoundUpdates, after: RoundUpdates) -> bool:
+    """Return whether a round's matrix has a row for each of its own, a column for each client."""
+    if after.mixing is None:
+        return False
+    num_clients = before.num_clients
+    if before.mixing is not None:
+        num_clients = before.mixing.shape[1]
+    return tuple(after.mixing.shape) == (after.num_clients, num_clients)
+
+
+def _has_same_rows(before: RoundUpdates, after: RoundUpdates) -> bool:
+    """Return whether a round's rows are the same clients' same updates."""
     if after.client_ids != before.client_ids:
         return False
     if after.client_updates is before.client_updates:
@@ -251,28 +252,78 @@ def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
     return torch.equal(after.client_updates, before.client_updates)
 
 
-def _weights_taken(
-    coefficients: Tensor, shortening: Tensor, proposed: Tensor, rescaling: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Return the weights ``[m]`` that coefficients are once updates are shortened.
+class _Move:
+    """Moves the model by coefficients of a round's updates, and knows where that has led.
 
-    With them comes what of them brings updates to another length, as ``rescaling`` is of the
-    proposed weights (see :class:`~fedif_flower.round.Aggregation`). The proposed weights are
-    returned to the bit where they lead to the coefficients.
+    Parameters
+    ----------
+    updates : RoundUpdates
+        The round's replies, as the stages left them.
+    proposed : Aggregation
+        What the rule made of them.
     """
-    if torch.equal(coefficients, proposed * shortening):
-        return proposed, rescaling
+
+    def __init__(self, updates: RoundUpdates, proposed: Aggregation) -> None:
+        self._updates = updates
+        self._proposed = proposed
+        self._reached: list[Destination] = []
+
+    def __call__(self, coefficients: Tensor) -> Destination:
+        """Return where coefficients ``[m]`` lead."""
+        updates = self._updates
+        taken = _taken(self._proposed, coefficients, updates.shortening)
+        # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
+        for_buffers = taken.weights_alone * updates.buffer_shortening
+        params, buffers = move_model(updates, coefficients, for_buffers)
+        if taken.noise is not None:
+            params = params + taken.noise
+        destination = Destination(params, buffers, coefficients, taken.weights, taken.rescaling)
+        self._reached.append(destination)
+        return destination
+
+    def has_led_to(self, destination: Destination) -> bool:
+        """Tell whether this very destination is one that it returned."""
+        return any(destination is reached for reached in self._reached)
+
+
+def _taken(proposed: Aggregation, coefficients: Tensor, shortening: Tensor) -> Aggregation:
+    r"""Return what was proposed with the weights that coefficients stand for.
+
+    .. math:: p_i = a_i / f_i
+
+    with :math:`a_i` the coefficients ``[m]`` and :math:`f_i` the ``shortening`` ``[m]`` of the
+    updates. The proposed weights are returned to the bit where they lead to the coefficients.
+    """
+    if torch.equal(coefficients, proposed.weights * shortening):
+        return proposed
     counted = shortening > 0
     weights = torch.where(counted, coefficients / shortening.to(coefficients), 0.0)
-    total = proposed[counted].sum()
+    total = proposed.weights[counted].sum()
     if not bool(total > 0):
-        return weights, rescaling
-    share = weights.sum() / total
-    if torch.allclose(weights[counted], share * proposed[counted], rtol=1e-9, atol=0.0):
+        return replace(proposed, weights=weights)
+    scaled = weights.sum() / total * proposed.weights
+    if torch.allclose(weights[counted], scaled[counted], rtol=1e-9, atol=0.0):
         # Of who is shortened to nothing the share of the weight is known all the same.
-        return torch.where(counted, weights, share * proposed), rescaling
-    if rescaling is None:
-        return weights, None
-    # Other weights bring no update to a length of its own, but all to the usual one.
-    without = torch.where(rescaling > 0, proposed / rescaling, 0.0)  # [m]
-    return weights, torch.full_like(rescaling, float(proposed.sum() / without.sum()))
+        return replace(proposed, weights=torch.where(counted, weights, scaled))
+    return replace(proposed, weights=weights, rescaling=_usual_rescaling(proposed))
+
+
+def _usual_rescaling(proposed: Aggregation) -> Tensor | None:
+    """Return by how much other weights rescale updates: none to its own length, all to the usual.
+
+    ``[m]``, all alike; ``None`` where the rule rescales nothing.
+    """
+    if proposed.rescaling is None:
+        return None
+    weights_alone = without_factors(proposed.weights, proposed.rescaling)
+    usual = proposed.weights.sum() / weights_alone.sum()
+    return torch.full_like(proposed.rescaling, float(usual))
+
+
+def _only(stages: Sequence[_Stage], allowed: str) -> _Stage | None:
+    """Return the one stage of a kind, if there is one; raise ConfigError where there are more."""
+    if len(stages) > 1:
+        raise ConfigError(f"stages: {stages}; allowed: {allowed}")
+    if not stages:
+        return None
+    return stages[0]
