@@ -82,44 +82,6 @@ class Swap(NamedTuple):
         )
 
 
-def contribution_intervals(by_class: Array, mix: Array, radius: float) -> Array:
-    r"""Return between which values contributions lie, for all mixes near the held-out set's.
-
-    .. math:: \min_q c_i(q), \; \max_q c_i(q) \quad\text{over}\quad
-              \{q \ge 0,\; \sum_k q_k = 1,\; \chi^2(q, p) \le \rho\}
-
-    While :math:`q \ge 0` holds by itself these are
-    :math:`c_i \pm \sqrt{\rho \operatorname{Var}_p(c_{ik})}`. Beyond that, the classes that would be
-    below 0 are at 0.
-
-    Parameters
-    ----------
-    by_class : NDArray
-        ``[n, C]``: what members contributed, by class.
-    mix : NDArray
-        ``[C]``: p, each class's part of the held-out examples, > 0; they sum to 1.
-    radius : float
-        :math:`\rho \ge 0`.
-
-    Returns
-    -------
-    NDArray
-        ``[n, 2]``.
-
-    Raises
-    ------
-    ValuationError
-        If a class has no example, naming it, the shapes do not fit, or the radius is negative.
-    """
-    shares, weighs = _mix_of(by_class, mix)
-    _require_radius(radius)
-    ends = np.empty((len(by_class), 2))
-    for place, values in enumerate(by_class[:, weighs] / shares):  # c_ik [C]
-        ends[place, 0] = _farthest_mix(-values, shares, radius) @ values
-        ends[place, 1] = _farthest_mix(values, shares, radius) @ values
-    return ends
-
-
 def share_intervals(credited: Array, contributed: Array, mix: Array, radius: float) -> Array:
     r"""Return between which values shares lie, for all mixes near the held-out set's.
 
@@ -136,7 +98,7 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
     credited, contributed : NDArray
         ``[n, C]``: what members are credited with, and contributed, by class.
     mix : NDArray
-        ``[C]``: p.
+        ``[C]``: p, each class's part of the held-out examples, > 0; they sum to 1.
     radius : float
         :math:`\rho \ge 0`.
 
@@ -148,7 +110,9 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
     Raises
     ------
     ValuationError
-        As :func:`contribution_intervals`.
+        If a class has no example, naming it, or the shapes do not fit.
+    ConfigError
+        If the radius is negative.
 
     References
     ----------

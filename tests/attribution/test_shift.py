@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.optimize import minimize
 
-from fedif_flower.attribution.shift import (
-    Swap,
-    contribution_intervals,
-    least_swap,
-    share_intervals,
-)
+from fedif_flower.attribution.shift import Swap, least_swap, share_intervals
 from fedif_flower.errors import ConfigError, ValuationError
 
 HALVES = np.array([0.5, 0.5])
@@ -25,6 +20,18 @@ THIRDS = np.full(3, 1 / 3)
 
 def chi_square(mix, shares):
     return float(((mix - shares) ** 2 / shares).sum())
+
+
+def contribution_ends(by_class, mix, radius):
+    """Return the ends ``[n, 2]`` of contributions, out of shares of a whole that no mix changes.
+
+    Each member is lifted by the same in every class, so that all are paid whatever the mix.
+    """
+    lift = 1.0 + np.abs(by_class[:, mix > 0] / mix[mix > 0]).max()
+    credited = by_class + lift * mix
+    whole = 2 * lift * len(by_class)
+    contributed = np.tile(whole * mix / len(by_class), (len(by_class), 1))
+    return share_intervals(credited, contributed, mix, radius) * whole - lift
 
 
 # -- by hand
@@ -41,7 +48,7 @@ def chi_square(mix, shares):
 )
 def test_a_contribution_moves_with_the_mix(radius, ends):
     """To the classes' means 1 and 3, each half of the set: the columns are .5 and 1.5."""
-    found = contribution_intervals(np.array([[0.5, 1.5]]), HALVES, radius)
+    found = contribution_ends(np.array([[0.5, 1.5]]), HALVES, radius)
     assert found[0].tolist() == pytest.approx(ends)
 
 
@@ -52,13 +59,13 @@ def test_a_class_that_would_be_below_nothing_is_at_nothing():
     third class would be at 1/3 (1 - 1.41); it is left out, and the others have 0.
     """
     columns = np.array([[0.0, 0.0, 1.0]])
-    low, high = contribution_intervals(columns, THIRDS, 1.0)[0]
+    low, high = contribution_ends(columns, THIRDS, 1.0)[0]
     assert high == pytest.approx(1 + math.sqrt(2))
     assert low == pytest.approx(0, abs=1e-12)
     # Of two classes at most 1 + rho = (1 + v / (m - nu)^2) / P: with means 0, 1, 5, rho = 1.5,
     # A = {1, 5}: m = 3, v = 4, P = 2/3, so that m + sqrt(4 (2/3 x 2.5 - 1)) = 3 + sqrt(8/3).
     columns = np.array([[0.0, 1.0, 5.0]]) / 3
-    _, high = contribution_intervals(columns, THIRDS, 1.5)[0]
+    _, high = contribution_ends(columns, THIRDS, 1.5)[0]
     assert high == pytest.approx(3 + math.sqrt(8 / 3))
 
 
@@ -145,7 +152,7 @@ def test_equal_members_are_level_as_it_is():
 def test_a_class_that_weighs_nothing_is_left_out_of_every_mix():
     """As in the tests above, with a class between the two to which the loss gives the weight 0."""
     mix = np.array([0.5, 0.0, 0.5])
-    ends = contribution_intervals(np.array([[0.5, 0.0, 1.5]]), mix, 0.25)
+    ends = contribution_ends(np.array([[0.5, 0.0, 1.5]]), mix, 0.25)
     assert ends[0].tolist() == pytest.approx([1.5, 2.5])
     columns = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     of_two = np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -161,13 +168,13 @@ def test_a_class_that_weighs_nothing_is_left_out_of_every_mix():
 def test_what_cannot_be_valued_is_refused():
     columns = np.ones((1, 3))
     with pytest.raises(ValuationError, match=r"no example of the classes \[1\]: what members"):
-        contribution_intervals(columns, np.array([0.5, 0.0, 0.5]), 0.1)
+        share_intervals(columns, columns, np.array([0.5, 0.0, 0.5]), 0.1)
     with pytest.raises(ValuationError, match=r"class are \(1, 3\), the mix of classes \(2,\)"):
         share_intervals(columns, columns, HALVES, 0.1)
     with pytest.raises(ValuationError, match=r"sums to 0\.9; allowed: 1"):
-        contribution_intervals(columns, np.full(3, 0.3), 0.1)
+        share_intervals(columns, columns, np.full(3, 0.3), 0.1)
     with pytest.raises(ConfigError, match=r"radius = -0.1; allowed: a number >= 0"):
-        contribution_intervals(columns, THIRDS, -0.1)
+        share_intervals(columns, columns, THIRDS, -0.1)
     with pytest.raises(ValuationError, match="contributed less than the other"):
         least_swap(np.zeros(2), np.ones(2), HALVES)
 
@@ -194,7 +201,7 @@ def test_a_larger_ball_has_wider_ends(run, one, other):
     by_class, mix = run
     small, large = sorted([one, other])
     for ends in (
-        lambda radius: contribution_intervals(by_class, mix, radius),
+        lambda radius: contribution_ends(by_class, mix, radius),
         lambda radius: share_intervals(by_class, by_class, mix, radius),
     ):
         inner, outer = ends(small), ends(large)
@@ -205,7 +212,7 @@ def test_a_larger_ball_has_wider_ends(run, one, other):
 @given(runs())
 def test_without_a_ball_it_is_the_figure_itself(run):
     by_class, mix = run
-    found = contribution_intervals(by_class, mix, 0.0)
+    found = contribution_ends(by_class, mix, 0.0)
     assert found == pytest.approx(np.stack([by_class.sum(axis=1)] * 2, axis=1), abs=1e-6)
     paid = by_class.sum(axis=1).clip(0)
     assume(paid.sum() > 1e-3)
@@ -217,7 +224,7 @@ def test_without_a_ball_it_is_the_figure_itself(run):
 @given(runs(members=1), radii, st.randoms(use_true_random=False))
 def test_no_mix_in_the_ball_lies_outside_the_ends(run, radius, random):
     by_class, mix = run
-    low, high = contribution_intervals(by_class, mix, radius)[0]
+    low, high = contribution_ends(by_class, mix, radius)[0]
     other = np.array([random.random() + 1e-3 for _ in mix])
     other /= other.sum()
     # On the way to another mix, as far as the ball reaches.
@@ -238,15 +245,15 @@ def test_at_the_least_change_both_are_level_and_within_less_they_are_not(run):
     gap = (ahead - behind)[None]
     if swap.mix is None:
         assert (gap > 0).all()
-        assert contribution_intervals(gap, mix, 1e6)[0, 0] > 0
+        assert contribution_ends(gap, mix, 1e6)[0, 0] > 0
         return
     assert swap.mix.min() >= 0
     assert swap.mix.sum() == pytest.approx(1)
     scale = np.abs(gap / mix).max()
     assert float(swap.mix @ (gap[0] / mix)) == pytest.approx(0, abs=1e-9 * scale)
     assert swap.distance == pytest.approx(chi_square(swap.mix, mix))
-    assert contribution_intervals(gap, mix, 0.99 * swap.distance)[0, 0] > -1e-9 * scale
-    assert contribution_intervals(gap, mix, 1.01 * swap.distance)[0, 0] < 1e-9 * scale
+    assert contribution_ends(gap, mix, 0.99 * swap.distance)[0, 0] > -1e-9 * scale
+    assert contribution_ends(gap, mix, 1.01 * swap.distance)[0, 0] < 1e-9 * scale
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -263,5 +270,5 @@ def test_a_solver_finds_the_same(seed):
     solved = minimize(lambda q: chi_square(q, mix), constraints=[sums_to_1, is_level], **how)
     assert least_swap(by_class[0], by_class[1], mix).distance == pytest.approx(solved.fun, rel=1e-4)
     solved = minimize(lambda q: q @ (by_class[0] / mix), constraints=[sums_to_1, within], **how)
-    found = contribution_intervals(by_class, mix, 0.8)
+    found = contribution_ends(by_class, mix, 0.8)
     assert found[0, 0] == pytest.approx(solved.fun, rel=1e-4, abs=1e-6)
