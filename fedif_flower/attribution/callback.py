@@ -13,11 +13,13 @@ import torch
 from pydantic import TypeAdapter
 
 from fedif_flower.aggregators.linear_algebra import gram_matrix
+from fedif_flower.attribution.carried import CarriedUpdates, MemberKey, carry
 from fedif_flower.attribution.credit import Credit, CreditBounds, PastSteps
+from fedif_flower.attribution.memory import AttributionMemory
 from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import find_refinements
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, take_back
-from fedif_flower.attribution.rounds import CarriedUpdates, RoundAttributor, TakenRound, carry
+from fedif_flower.attribution.rounds import RoundAttributor, TakenRound
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import ModelVectors, UnseenUpdates
 from fedif_flower.server.model import GlobalModel, require_judge
@@ -134,14 +136,19 @@ class PathAttribution(Callback):
         self.validation = validation
         self.rule = rule
         self.rounds: list[RoundAttribution] = []
+        classes: list[Validation] = []
+        if per_class:
+            classes = class_validations(validation)
         self._attributor = RoundAttributor(
             validation,
-            find_refinements(rule),
-            NoiseEnds(validation),
-            class_validations(validation) if per_class else [],
-            block_validations(validation, blocks),
+            quadratures=find_refinements(rule),
+            noise_ends=NoiseEnds(validation),
+            classes=classes,
+            blocks=block_validations(validation, blocks),
         )
-        self.on_attribution = [] if on_attribution is None else [on_attribution]
+        self.on_attribution: list[OnAttribution] = []
+        if on_attribution is not None:
+            self.on_attribution.append(on_attribution)
         self.all_are_told = True
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
@@ -150,13 +157,8 @@ class PathAttribution(Callback):
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
         self._has_warned = False  # That a round begins with another model.
         self._saved_step = 0  # Its round, until a run that goes on has begun.
-        self._carried: tuple[CarriedUpdates, ...] = ()  # In the last step, the newest first.
-        self._carried_before: tuple[CarriedUpdates, ...] = ()  # In the step before it.
         self.bounds = bounds
-        self._past = PastSteps()  # That the model really moved by.
-        self._past_before = self._past  # Those before the last one.
-        # What the next round needs of those before, by round: of the last two.
-        self._memory_after = {0: self._memory()}
+        self._memory = AttributionMemory(bounds)
 
     @property
     def num_classes(self) -> int:
@@ -166,7 +168,7 @@ class PathAttribution(Callback):
     @property
     def has_noise_ends(self) -> bool:
         """Whether contributions are also measured at both ends of the share of wrong labels."""
-        return len(self._attributor.ends) > 0
+        return len(self._attributor.noise_ends) > 0
 
     @property
     def block_weights(self) -> list[float]:
@@ -244,10 +246,8 @@ class PathAttribution(Callback):
         complete = [
             attributed for attributed in self.rounds if attributed.server_round <= last_round
         ]
-        if len(complete) < len(self.rounds) and self.bounds is not None:
-            memory = self._memory_after.get(last_round)
-            if memory is not None:
-                self.bounds.load_state_dict(memory["bounds"])
+        if len(complete) < len(self.rounds):
+            self._memory.restore_bounds(last_round)
         self.rounds = complete
         if self._last_step is not None and self._last_step.place >= len(self.rounds):
             self._last_step = None
@@ -288,28 +288,30 @@ class PathAttribution(Callback):
         updates = step.updates.client_updates
         applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
-        credit = self._credit(step)
+        handed_on = self._memory.handed_on
+        credit = self._credit(step, handed_on.past)
+        basis = updates[:0]
+        if credit is not None:
+            basis = handed_on.past.basis
         newest = CarriedUpdates(
-            members=tuple((node.partition_id, node.client_id) for node in step.nodes),
+            members=tuple(MemberKey(node.partition_id, node.client_id) for node in step.nodes),
             coefficients=applied.cpu(),
             updates=updates,
-            basis=updates[:0] if credit is None else self._past.basis,
+            basis=basis,
             credit=credit,
         )
-        in_step = carry([newest, *self._carried], step.shares or (1.0,))
-        self._carried_before = self._carried
+        in_step = carry([newest, *handed_on.updates], step.shares or (1.0,))
+        carried: tuple[CarriedUpdates, ...] | None = None
         if step.shares:
             # The newest updates are overwritten in the next round.
-            self._carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
-        self._past_before = self._past
-        if self.bounds is not None:
-            self._past = self._past.after(step.after.params - step.before.params)
+            carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
+        self._memory.note_step(step.before.params, step.after.params, carried)
         unseen = step.updates.unseen
         if unseen is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
         self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
 
-    def _credit(self, step: Step) -> Credit | None:
+    def _credit(self, step: Step, past: PastSteps) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
         if self.bounds is None:
             return None
@@ -317,9 +319,9 @@ class PathAttribution(Callback):
         unseen = step.updates.unseen
         if unseen is None:
             gram = gram_matrix(updates).cpu()
-            shares = self._past.shares(updates)
+            shares = past.shares(updates)
         else:
-            gram, shares = unseen.sketched(self._past.basis)
+            gram, shares = unseen.sketched(past.basis)
         return self.bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples.cpu(),
@@ -347,26 +349,14 @@ class PathAttribution(Callback):
         self._last_step = None
         if step is None:
             return ()
-        # All of them: the step that goes may have been the first of an optimizer begun anew.
-        self._carried = self._carried_before
+        self._memory.carry_as_before_step()
         if not torch.equal(self._model.vectors.params, step.before.params):
             return ()
         return tuple(take_back(client) for client in self.rounds[step.place].clients)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Remember what is carried into the next round, for a checkpoint."""
-        self._memory_after = dict(list(self._memory_after.items())[-1:])
-        self._memory_after[server_round] = self._memory()
-
-    def _memory(self) -> dict[str, Any]:
-        """Return what later rounds need of those until now."""
-        return {
-            "carried": self._carried,
-            "carried_before": self._carried_before,
-            "last_step": self._round_of_last_step(),
-            "bounds": None if self.bounds is None else self.bounds.state_dict(),
-            "past_steps": self._past.steps,
-        }
+        self._memory.keep(server_round, self._round_of_last_step())
 
     def _round_of_last_step(self) -> int:
         """Return the round of the last step that was taken and may be taken back; 0: of none."""
@@ -409,8 +399,7 @@ class PathAttribution(Callback):
         if taken_round.in_step:
             logger.warning("round %d: its step was taken back", number)
             self._last_step = None
-            self._carried = self._carried_before
-            self._past = self._past_before  # Nobody received what it led to.
+            self._memory.undo_step()
             loss = attributed.loss_before
             attributed = RoundAttribution(number, loss, loss)
         else:
@@ -419,12 +408,12 @@ class PathAttribution(Callback):
             went_back = replace(
                 taken_round,
                 after=after,
-                ends=(taken_round.ends[0], self._begin(after)),
+                at_models=(taken_round.at_models[0], self._begin(after)),
                 undone=self._undo_last_step(),
             )
             attributed = self._attributor.evaluate(went_back)
         # It was taken down before anybody knew that the step would not stay.
-        self._memory_after[number] = self._memory()
+        self._memory.correct(number, self._round_of_last_step())
         return attributed
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
@@ -434,14 +423,11 @@ class PathAttribution(Callback):
 
     def state_dict(self, last_round: int) -> dict[str, Any]:
         """Return what is not in :meth:`lines`: the rule, and what is carried on."""
-        memory = self._memory_after.get(last_round, self._memory())
         return {
             "rule": self.rule,
             "num_classes": self.num_classes,
             "blocks": self.block_weights,
-            **memory,
-            "carried": [updates.state() for updates in memory["carried"]],
-            "carried_before": [updates.state() for updates in memory["carried_before"]],
+            **self._memory.state_dict(last_round, self._round_of_last_step()),
         }
 
     def load_state_dict(
@@ -464,18 +450,9 @@ class PathAttribution(Callback):
         numbers = [attributed.server_round for attributed in rounds]
         if numbers != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
+        self._memory.load_state_dict(state, last_round)
         self.rounds = rounds
-        self._carried = tuple(map(CarriedUpdates.from_state, state["carried"]))
-        # Earlier versions did not keep what goes back with a model.
-        earlier = state.get("carried_before", ())
-        self._carried_before = tuple(map(CarriedUpdates.from_state, earlier))
         self._saved_step = int(state.get("last_step", 0))
-        self._past = PastSteps(state["past_steps"])
-        if (self.bounds is None) != (state["bounds"] is None):
-            raise ValueError("its credit is bounded where this run's is not, or the other way")
-        if self.bounds is not None:
-            self.bounds.load_state_dict(state["bounds"])
-        self._memory_after = {last_round: self._memory()}
 
     def _begin(self, vectors: ModelVectors) -> Future[LossAndGradient]:
         return self._gradients.begin(vectors.params, self._model.layout.named_buffers(vectors))
@@ -496,7 +473,7 @@ class PathAttribution(Callback):
             after,
             in_step=in_step,
             names=self._model.layout,
-            ends=(self._begin(before), self._begin(after)),
+            at_models=(self._begin(before), self._begin(after)),
             unseen=unseen,
             undone=undone,
         )
