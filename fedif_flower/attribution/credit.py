@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -95,6 +95,21 @@ class Credit:
     weight: Tensor
     borrowed: Tensor
     opposed: Tensor
+
+
+class _Borrowed(NamedTuple):
+    """How much of each update of a round is along the last steps.
+
+    Attributes
+    ----------
+    multiples : Tensor
+        ``[m]``: in multiples of what is usual.
+    beyond : Tensor
+        ``[m]``, in [0, 1]: the share of that which lies beyond the bound.
+    """
+
+    multiples: Tensor
+    beyond: Tensor
 
 
 class CreditBounds:
@@ -202,27 +217,33 @@ class CreditBounds:
         usual_length = self._usual(client_ids, examples, lengths)
         length = torch.where(lengths > 0, lengths / usual_length, 0.0)
         weight = self._mean_weights(client_ids, examples, weights)
+        borrowed = self._compare_with_past(gram, shares)
+        return Credit(
+            kept=_kept(length, self.length) * _kept(weight, self.weight),
+            returned=borrowed.beyond.unsqueeze(1) * shares,
+            length=length,
+            weight=weight,
+            borrowed=borrowed.multiples.clamp_max(_MOST),
+            opposed=opposition(gram),
+        )
+
+    def _compare_with_past(self, gram: Tensor, shares: Tensor) -> _Borrowed:
+        """Return how much updates have of the last steps, from what :meth:`bound` is given."""
         borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
         own_length = own_lengths(gram, shares)
         # Infinite where nothing is a member's own.
         ratios = torch.where(borrowed > 0, borrowed / own_length, 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
-        beyond = torch.zeros_like(own_length)
+        nothing = torch.zeros_like(own_length)
         if math.isinf(usual_ratio):
             # Where most have nothing of their own, that says nothing of anybody.
-            usual_ratio = 1.0
-            ratios = torch.ones_like(ratios)
-        elif self.borrowed:
-            allowed = self.borrowed * usual_ratio * own_length
-            beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
-        return Credit(
-            kept=_kept(length, self.length) * _kept(weight, self.weight),
-            returned=beyond.unsqueeze(1) * shares,
-            length=length,
-            weight=weight,
-            borrowed=(ratios / usual_ratio).clamp_max(_MOST),
-            opposed=opposition(gram),
-        )
+            return _Borrowed(multiples=torch.ones_like(ratios), beyond=nothing)
+        multiples = ratios / usual_ratio
+        if not self.borrowed:
+            return _Borrowed(multiples, beyond=nothing)
+        allowed = self.borrowed * usual_ratio * own_length
+        beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
+        return _Borrowed(multiples, beyond)
 
     def _usual(self, client_ids: Sequence[int], examples: Tensor, lengths: Tensor) -> Tensor:
         """Return the usual length of each participant's update, ``[m]``."""

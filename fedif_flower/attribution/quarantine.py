@@ -196,26 +196,16 @@ class Quarantine(Callback):
         self.decisions = decisions
 
     def _take_in(self, attributed: RoundAttribution, num_nodes: int) -> None:
-        """Note what a round's members are worth, and decide about each of them."""
+        """Note what a round's members are worth, and leave out whoever is to be."""
         worths = relative_worths(attributed)
-        bad = far_worse(worths)
-        for client_id, worth in worths.items():
-            member = self._members.setdefault(client_id, _Member())
-            # What was on its way when the quarantine began is no news.
-            if attributed.server_round >= member.until_round:
-                member.worths.append(worth)
-                member.bad.append(client_id in bad)
-        means = {
-            client_id: float(np.mean(member.worths))
-            for client_id, member in self._members.items()
-            if len(member.worths) >= LEAST_LOOKS
-        }
+        self._note_worths(attributed, worths)
+        means = self._mean_worths()
         if len(means) < LEAST_MEMBERS:
             return
         everyone = np.array(list(means.values()))
         median = float(np.median(everyone))
         spread = 1.4826 * float(np.median(np.abs(everyone - median)))
-        turn = math.ceil(num_nodes / max(len(worths), 1))
+        turn = math.ceil(num_nodes / max(len(worths), 1))  # In rounds.
         for client in attributed.clients:
             client_id = client.client_id
             if client_id not in worths or client_id not in means:
@@ -230,6 +220,24 @@ class Quarantine(Callback):
             pause = min(2 * member.pause, LONGEST_PAUSE)
             self._members[client_id] = _Member(pause=pause, until_round=until)
             self._tell(Decision(first, until, client.partition_id, client_id, reason))
+
+    def _note_worths(self, attributed: RoundAttribution, worths: Mapping[int, float]) -> None:
+        """Note what the members of a round were worth in it, and for whom it was bad."""
+        bad = far_worse(worths)
+        for client_id, worth in worths.items():
+            member = self._members.setdefault(client_id, _Member())
+            # What was on its way when the quarantine began is no news.
+            if attributed.server_round >= member.until_round:
+                member.worths.append(worth)
+                member.bad.append(client_id in bad)
+
+    def _mean_worths(self) -> dict[int, float]:
+        """Return the mean worth of each member that has had rounds enough to be judged."""
+        return {
+            client_id: float(np.mean(member.worths))
+            for client_id, member in self._members.items()
+            if len(member.worths) >= LEAST_LOOKS
+        }
 
     def _tell(self, decision: Decision) -> None:
         """Log a decision, and tell whoever listens."""
