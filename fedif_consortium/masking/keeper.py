@@ -31,9 +31,11 @@ from fedif_consortium.masking.boxes import BoxHeader, header_for, open_box, tria
 from fedif_consortium.masking.policy import KeeperPolicy, allow
 from fedif_consortium.masking.ring import Ring, SignSketch, mask_of
 from fedif_flower.errors import KeeperError, ReplyError
+from fedif_flower.words import listed
 
 MOST_PARAMETERS = 200_000_000
 MOST_MEMBERS = 10_000
+MOST_REASONS = 3  # In a refusal; the log has all.
 # It protects nobody, so a round that failed may be done again.
 TRIAL_POLICY = KeeperPolicy(
     least_members=2, largest_share=1.0, least_effective_members=1.0, sums_of_a_model=1000
@@ -192,8 +194,8 @@ class Keeper:
                 refused[node] = "the member got another model or other settings than most"
             entry["members"] = list(opened)
             entry["length"] = length
-            entry["refused"] = list(refused.values())
-            self.policy.check_members(len(opened))
+            entry["refused"] = {str(node): reason for node, reason in refused.items()}
+            self._require_members(len(opened), refused)
             new_round = KeptRound(
                 place=(run, server_round),
                 seeds={name: box.seed for name, box in opened.items()},
@@ -282,6 +284,17 @@ class Keeper:
                 pass  # There is nothing to compute.
             self._round = None
         return self.log.head
+
+    def _require_members(self, count: int, refused: Mapping[int, str]) -> None:
+        """Raise KeeperError unless a round has enough members, with why boxes were not opened."""
+        try:
+            self.policy.check_members(count)
+        except KeeperError as error:
+            if not refused:
+                raise
+            reasons = [f"node {node}: {reason}" for node, reason in refused.items()]
+            not_opened = listed(reasons, most=MOST_REASONS)
+            raise KeeperError(f"{error}; not opened: {not_opened}") from error
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:
         """Return the name and the key of who says that a box is its own."""

@@ -21,6 +21,7 @@ CONNECT_SECONDS = 5.0
 FIRST_SECONDS = 30.0  # For the policy, which a run asks for before it starts.
 PAUSE = 0.5  # Between two tries, seconds.
 MOST_TEXT = 2**20  # Bytes of an answer that is no numbers.
+MOST_REASON = 600  # Letters of a refusal that are shown: it names nodes, with a reason for each.
 UNREADABLE = "the keeper's answer is not readable"
 
 
@@ -176,7 +177,7 @@ class HttpKeeper:
                     raise KeeperError(f"the keeper at {self.url} is too slow")
         if response.status_code == 200:
             return bytes(content)
-        reason = printable(content.decode(errors="replace"))
+        reason = printable(content.decode(errors="replace"), MOST_REASON)
         raise KeeperError(f"the keeper at {self.url}: status {response.status_code}: {reason}")
 
 

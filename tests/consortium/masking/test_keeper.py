@@ -7,6 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,6 +193,29 @@ def test_those_in_league_see_the_one_that_they_are_least_members_with():
 )
 def test_more_than_half_of_the_members_are_in_a_round_by_default(members, least):
     assert least_for(members) == least
+
+
+def test_a_round_with_too_few_says_whose_box_was_not_opened_and_why():
+    lines = []
+    parties = Parties(3)
+    parties.keeper = parties.keeper_with(log=ChainedLog(write=lines.append))
+    parties.keys[2] = Ed25519PrivateKey.generate()  # It was rekeyed; the keeper was not told.
+    unknown = "the keeper knows no member with this key"
+    with pytest.raises(KeeperError, match=f"asked: 2 .*; not opened: node 102: {unknown}"):
+        parties.opened(UPDATES[:3])
+    [entry] = verified(lines, "log")
+    assert entry["refused"] == {"102": unknown}
+
+
+def test_a_refusal_names_a_few_of_many_nodes():
+    parties = Parties(5)
+    masked = parties.mask_all(UPDATES)
+    parties.key = X25519PrivateKey.generate()
+    parties.keeper = parties.keeper_with()
+    sealed = "the box was not sealed for this keeper"
+    reasons = ", ".join(f"node {node}: {sealed}" for node in (100, 101, 102))
+    with pytest.raises(KeeperError, match=f"asked: 0 .*not opened: {reasons} and 2 more$"):
+        parties.open(masked)
 
 
 def alike(vector, other) -> float:

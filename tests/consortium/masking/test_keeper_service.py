@@ -227,7 +227,7 @@ def ask_all(status=200, **answers) -> None:
         ({"policy": httpx.ConnectError("nobody")}, "gave no answer in 1 s"),
         ({"policy": b"{,"}, "not readable"),
         ({"policy": b'{"vectors": -1}'}, "vectors = -1"),
-        ({"status": 500, "policy": b"\x1b[2J" * 2**17}, r"status 500: \?\[2J.{193}\.\.\.$"),
+        ({"status": 500, "policy": b"\x1b[2J" * 2**17}, r"status 500: \?\[2J.{593}\.\.\.$"),
         ({"open": of_nodes(100, 101)}, "not about the boxes"),
         ({"open": of_nodes(*[100] * 5)}, "not about the boxes"),
         ({"open": of_nodes(*NODES, sums=61)}, "have 61 sums, not 62"),
