@@ -108,10 +108,11 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     Raises
     ------
     ConfigError
-        If its file has something else, or others may read it.
+        If its file has something else, others may read it, or it was lost.
     """
     path = folder / "box-key"
     if not path.exists():
+        _require_none_lost(folder)
         new_key = X25519PrivateKey.generate()
         write_private(path, new_key.private_bytes_raw().hex().encode())
     require_private(path, "the keeper's key")
@@ -120,6 +121,17 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     public_hex = key.public_key().public_bytes_raw().hex()
     write_atomically(folder / "box-key.pub", f"{public_hex}\n", 0o644)
     return key
+
+
+def _require_none_lost(folder: Path) -> None:
+    """Raise ConfigError where a folder has what was made with a key, and no key."""
+    left = [name for name in ("box-key.pub", "log.txt") if (folder / name).exists()]
+    if left:
+        names = " and ".join(left)
+        raise ConfigError(
+            f"{folder} has {names}, but no box-key: restore it from a backup, or move the folder "
+            "away, and tell every member the new key"
+        )
 
 
 def make_keeper(config: KeeperConfig) -> Keeper:

@@ -19,7 +19,12 @@ from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import open_box
 from fedif_consortium.masking.keeper import OpenedRound, TrialKeeper
 from fedif_consortium.masking.keeper_client import HttpKeeper
-from fedif_consortium.masking.keeper_service import MOST_BOXES, keeper_app, read_keeper_config
+from fedif_consortium.masking.keeper_service import (
+    MOST_BOXES,
+    keeper_app,
+    keeper_key,
+    read_keeper_config,
+)
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
 from fedif_flower.errors import ConfigError, KeeperError
@@ -148,6 +153,17 @@ def test_a_keeper_that_dies_in_mid_round_fails_it_and_the_next_one_works(tmp_pat
         with pytest.raises(KeeperError, match="a round is opened once"):
             keeping.open(first)
         assert len(keeping.open(keeping.mask_all(UPDATES, 2), 2).nodes) == 5
+
+
+@pytest.mark.parametrize("left", ["box-key.pub", "log.txt"])
+def test_a_key_that_was_lost_is_not_made_anew_beside_what_is_left(tmp_path, left):
+    keeper_key(tmp_path)
+    for name in ("box-key", "box-key.pub"):
+        (tmp_path / name).unlink()
+    (tmp_path / left).touch()
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path} has {left}, but no box-key")):
+        keeper_key(tmp_path)
+    assert not (tmp_path / "box-key").exists()
 
 
 # -- its file
