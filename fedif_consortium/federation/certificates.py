@@ -116,6 +116,24 @@ def read_authorities(path: Path) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(path.read_bytes())
 
 
+def require_for_supernode(path: Path) -> None:
+    """Raise ConfigError unless Flower's SuperNode can trust the certificates of a file."""
+    read_authorities(path)
+    if not path.read_bytes().isascii():
+        raise ConfigError(
+            f"{path} has letters beyond ASCII, at which Flower's SuperNode stops: remove the "
+            "comments beside its certificates"
+        )
+
+
+def require_pair(certificate: Path, key: Path) -> None:
+    """Raise ConfigError unless a file has the private key of a certificate, unencrypted."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with refused_as(ConfigError, f"{key} is not the private key of {certificate}"):
+        # OpenSSL would ask the terminal for a password.
+        context.load_cert_chain(certificate, key, password="")
+
+
 def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:
     """Return which of a file's certificates has issued another one.
 

@@ -13,7 +13,12 @@ from flwr.app import ConfigRecord
 from fedif_consortium.evidence.keys import load_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.part import EvidenceSettings
-from fedif_consortium.federation.certificates import SOON, authority_of, reach
+from fedif_consortium.federation.certificates import (
+    SOON,
+    authority_of,
+    reach,
+    require_for_supernode,
+)
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
 from fedif_consortium.masking.part import MaskingSettings
@@ -111,6 +116,7 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         The federation's certificate, which alone is trusted.
     """
     try:
+        require_for_supernode(ca)
         asked_at = time.time()
         certificate, date = reach(address, ca)
         came_at = time.time()

@@ -17,6 +17,7 @@ from fedif_consortium.federation.certificates import (
     certificate_fingerprint,
     fingerprint_of,
     read_authorities,
+    require_for_supernode,
 )
 from fedif_consortium.federation.flower import become, config_text, to_arguments
 from fedif_consortium.federation.records import Invitation
@@ -191,11 +192,16 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
     Raises
     ------
     ConfigError
-        If the node's file is wrong, others may read its key, or its port is taken: another node of
-        this host has it.
+        If the node's file or its ``[config]`` is wrong, the server's certificate cannot be read,
+        others may read its key, or its port is taken: another node of this host has it.
     """
     settings = folder.settings()
+    try:
+        _require_usable(settings.config)
+    except ConfigError as error:
+        raise ConfigError(f"{folder.configuration}: [config]: {error}") from error
     load_key(folder.key)
+    require_for_supernode(folder.authority)
     _require_free(_port(options) or settings.port, folder.configuration)
     own_options = {
         "--superlink": settings.superlink,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,13 +25,15 @@ from fedif_consortium.federation.certificates import (
     own_certificate,
     reach,
     read_certificate,
+    require_pair,
     server_certificate,
 )
 from fedif_consortium.federation.flower import Flower, become, connect, to_arguments
 from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
-from fedif_flower.errors import FedIFError, StorageError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
+from fedif_flower.foreign import refused_as
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
@@ -126,12 +129,15 @@ def start_superlink(
     Raises
     ------
     ConfigError
-        If there is no federation, or its statement key or a certificate is missing.
+        If there is no federation, its statement key or a certificate is missing, the server's key
+        is not its certificate's, or the database is damaged.
     """
     host, port = split_address(folder.settings().bind)
     load_key(folder.statement_key)
     read_certificate(folder.authority)
     read_certificate(folder.certificate)
+    require_pair(folder.certificate, folder.server_key)
+    _require_database(folder.database)
     own_options = {
         "--host": host,
         "--port": str(port),
@@ -149,6 +155,18 @@ def start_superlink(
         "FEDIF_REMOVED_KEYS": " ".join(unlisted_keys),
     }
     become(GUARDED_SUPERLINK, arguments, folder.path, **environment)
+
+
+def _require_database(path: Path) -> None:
+    """Raise ConfigError where a SuperLink's database is there and is none."""
+    if not path.exists():
+        return
+    advice = "put a backup in its place, or move it away: all members are to be registered again"
+    with (
+        refused_as(ConfigError, f"{path} is no database of a SuperLink ({advice})"),
+        closing(sqlite3.connect(path)) as database,
+    ):
+        database.execute("SELECT name FROM sqlite_master").fetchall()
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:

@@ -97,6 +97,35 @@ def test_a_program_is_flower_s_own_or_guarded_by_a_policy(node, invitation, monk
     assert started[1] == guarded
 
 
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda _: b"", r"ca\.crt is no certificate in PEM"),
+        (lambda pem: "# Zürich\n".encode() + pem, r"ca\.crt has letters beyond ASCII"),
+    ],
+)
+def test_a_certificate_at_which_the_program_would_hang_does_not_start_it(
+    node, invitation, monkeypatch, spoil, reason
+):
+    monkeypatch.setattr(joining, "become", lambda *_: None)
+    join_as(node.path, invitation, port=free_port())
+    start_node(node, "", [])
+    node.authority.write_bytes(spoil(node.authority.read_bytes()))
+    with pytest.raises(ConfigError, match=reason):
+        start_node(node, "", [])
+
+
+def test_a_key_of_the_node_config_that_is_misspelt_later_does_not_start_it(
+    node, invitation, monkeypatch
+):
+    monkeypatch.setattr(joining, "become", lambda *_: None)
+    join_as(node.path, invitation, port=free_port())
+    text = node.configuration.read_text()
+    node.configuration.write_text(text.replace("partition-id", "partition-idd"))
+    with pytest.raises(ConfigError, match=r"node\.toml: \[config\]: partition-id is missing"):
+        start_node(node, "", [])
+
+
 def test_a_second_node_of_a_host_is_told_to_have_a_port_of_its_own(node, invitation, monkeypatch):
     started = []
     monkeypatch.setattr(joining, "become", lambda module, *_: started.append(module))

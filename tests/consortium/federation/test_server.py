@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,23 @@ def test_a_superlink_without_a_certificate_says_which(folder, name, monkeypatch)
     monkeypatch.setattr(server, "become", lambda *_, **__: None)
     (folder.path / name).unlink()
     with pytest.raises(ConfigError, match=re.escape(f"{folder.path / name} is no certificate")):
+        start_superlink(folder, [])
+
+
+def test_a_superlink_with_anothers_key_or_a_damaged_database_says_which_file(folder, monkeypatch):
+    monkeypatch.setattr(server, "become", lambda *_, **__: None)
+    with closing(sqlite3.connect(folder.database)) as database:
+        database.execute("CREATE TABLE node (id)")
+    start_superlink(folder, [])
+    key = folder.server_key.read_bytes()
+    reason = r"server\.key is not the private key of .*server\.crt"
+    for content_of_key in (folder.authority_key.read_bytes(), b""):
+        folder.server_key.write_bytes(content_of_key)
+        with pytest.raises(ConfigError, match=reason):
+            start_superlink(folder, [])
+    folder.server_key.write_bytes(key)
+    folder.database.write_bytes(bytes(range(256)) * 20)
+    with pytest.raises(ConfigError, match=r"superlink\.db is no database of a SuperLink"):
         start_superlink(folder, [])
 
 
