@@ -16,7 +16,6 @@ shares are comparable with those of the rest.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -48,6 +47,7 @@ from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import names_in, sizes_in
+from fedif_studies.lab.table import grouped
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
@@ -213,17 +213,12 @@ def cells_of(
 
 def table(measured: Sequence[Row]) -> ResultTable:
     """Return by data, rule and size the share of intervals that cover, and what could be."""
-    groups = defaultdict(list)
-    for row in measured:
-        fault = ""
-        if "wrong" in row:
-            fault = f"{float(row['wrong']):.0%}, {row['treatment']}"
-        groups[row["data"], row["strategy"], fault, int(row["examples"])].append(row)
+    groups = grouped(measured, _line_key)
     lines = []
     for (name, rule, fault, size), rows in sorted(groups.items()):
-        covered = mean(float(row["covered"]) for row in rows) / MEMBERS
-        shares_covered = mean(float(row["shares_covered"]) for row in rows) / MEMBERS
-        others = mean(float(row["others"]) for row in rows)
+        covered = _mean_of(rows, "covered") / MEMBERS
+        shares_covered = _mean_of(rows, "shares_covered") / MEMBERS
+        others = _mean_of(rows, "others")
         line = [
             name,
             rule,
@@ -237,6 +232,18 @@ def table(measured: Sequence[Row]) -> ResultTable:
         lines.append(line)
     heading = ["data", "rule", "labels wrong", "held out", "draws", "covered", "shares covered"]
     return ResultTable("Coverage", [*heading, "attainable"], lines, num_labels=3)
+
+
+def _line_key(row: Row) -> tuple[str, str, str, int]:
+    """Return what the draws of a line have in common: data, rule, wrong labels, and size."""
+    fault = ""
+    if "wrong" in row:
+        fault = f"{float(row['wrong']):.0%}, {row['treatment']}"
+    return row["data"], row["strategy"], fault, int(row["examples"])
+
+
+def _mean_of(rows: Sequence[Row], column: str) -> float:
+    return mean(float(row[column]) for row in rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable
 from fedif_studies.arena.bouts import CLEAN
-from fedif_studies.lab.table import MeanStd, pivot
+from fedif_studies.lab.table import MeanStd, grouped, pivot
 from fedif_studies.rows import begin_of, end_of, put_tables
 
 Point = tuple[str, str]
@@ -29,16 +29,23 @@ _WORDS = MappingProxyType(
 
 def over_seeds(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ByRule:
     """Return a figure of a data set's bouts in percent, in the order of the rows."""
-    values: dict[tuple[str, str], dict[Point, list[float]]] = {}
-    for row in _latest(rows):
-        if row["data"] == data and row[figure]:
-            by_point = values.setdefault((row["rule"], row["bounds"]), {})
-            by_seed = by_point.setdefault((row["attack"], row["share"]), [])
-            by_seed.append(100 * float(row[figure]))
-    means = {}
-    for rule, by_point in values.items():
-        means[rule] = {point: MeanStd.of(by_point[point]) for point in by_point}
+    with_figure = [row for row in _latest(rows) if row["data"] == data and row[figure]]
+    means: dict[tuple[str, str], dict[Point, MeanStd]] = {}
+    for rule, rows_of_rule in grouped(with_figure, _rule_of).items():
+        means[rule] = {}
+        for point, of_seeds in grouped(rows_of_rule, _point_of).items():
+            means[rule][point] = MeanStd.of([100 * float(row[figure]) for row in of_seeds])
     return means
+
+
+def _rule_of(row: Mapping[str, str]) -> tuple[str, str]:
+    """Return a bout's rule, and its bounds."""
+    return row["rule"], row["bounds"]
+
+
+def _point_of(row: Mapping[str, str]) -> Point:
+    """Return a bout's attack, and its share of malicious clients."""
+    return row["attack"], row["share"]
 
 
 def _latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
@@ -46,11 +53,17 @@ def _latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
     Of a rule under an attack, the code of the last row counts: seeds of two editions have no mean.
     """
-    by_bout = {tuple(row[name] for name in _BOUT): row for row in rows}
+    last_of_bout = {}
     last_code = {}
     for row in rows:
+        last_of_bout[tuple(row[name] for name in _BOUT)] = row
         last_code[_pairing(row)] = row.get("code", "")
-    return [row for row in by_bout.values() if row.get("code", "") == last_code[_pairing(row)]]
+    latest = []
+    for row in last_of_bout.values():
+        code = row.get("code", "")
+        if code == last_code[_pairing(row)]:
+            latest.append(row)
+    return latest
 
 
 def _pairing(row: Mapping[str, str]) -> tuple[str, str, str]:
@@ -99,16 +112,18 @@ def _attacks_by_share(figures: ByRule) -> dict[str, set[str]]:
     return attacks
 
 
-def _extreme(figures: ByPoint, share: str, choose: Callable[..., Point], attacks: set[str]) -> str:
+def _extreme(figures: ByPoint, share: str, choose: Callable[..., str], attacks: set[str]) -> str:
     """Return the least or the largest figure at a share of malicious clients, with the attack."""
-    points = [point for point in figures if point[0] != CLEAN and point[1] == share]
-    if not points:
+    by_attack = {}
+    for (attack, share_of_attack), figure in figures.items():
+        if attack != CLEAN and share_of_attack == share:
+            by_attack[attack] = figure
+    if not by_attack:
         return "-"
-    extreme = choose(points, key=lambda point: figures[point].mean)
-    attack, _ = extreme
-    shown = f"{figures[extreme].shown('.1f')}, {attack}"
-    if len(points) < len(attacks):
-        return f"{shown} ({len(points)} of {len(attacks)} attacks met)"
+    extreme = choose(by_attack, key=lambda attack: by_attack[attack].mean)
+    shown = f"{by_attack[extreme].shown('.1f')}, {extreme}"
+    if len(by_attack) < len(attacks):
+        return f"{shown} ({len(by_attack)} of {len(attacks)} attacks met)"
     return shown
 
 
@@ -154,7 +169,9 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
         remarks = missing_bouts(rows, data)
         lines = {}
         for name, table in tables.items():
-            shown = table.to_markdown() if table.lines else ["None of these attacks is a backdoor."]
+            shown = table.to_markdown()
+            if not table.lines:
+                shown = ["None of these attacks is a backdoor."]
             lines[name] = [*shown, *remarks]
         put_tables(page, lines)
 
@@ -174,12 +191,12 @@ def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
     for row in rows:
         if row["data"] != data:
             continue
-        rules.add((row["rule"], row["bounds"]))
-        points.add((row["attack"], row["share"]))
+        rules.add(_rule_of(row))
+        points.add(_point_of(row))
         seeds.add(row["seed"])
     for row in _latest(rows):
         if row["data"] == data:
-            played.add((row["rule"], row["bounds"], row["attack"], row["share"], row["seed"]))
+            played.add((_rule_of(row), _point_of(row), row["seed"]))
     count = len(rules) * len(points) * len(seeds)
     missing = count - len(played)
     if not missing:

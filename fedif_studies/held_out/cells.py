@@ -7,14 +7,7 @@ from itertools import product
 from typing import Any
 
 from fedif_flower.settings import Scalar
-from fedif_studies.held_out.labels import (
-    CONFUSED,
-    HALF,
-    MISSING,
-    SINGLE,
-    SYMMETRIC,
-    WHOLE,
-)
+from fedif_studies.held_out.labels import CONFUSED, HALF, MISSING, SINGLE, SYMMETRIC, WHOLE
 from fedif_studies.rows import Row
 
 LEAST_TEST = 100
@@ -23,7 +16,12 @@ MOST_HELD_OUT: Mapping[str, int] = {
     "fashion-mnist": 10_000 - LEAST_TEST,
     "cifar10": 10_000 - LEAST_TEST,
 }
-AS_IT_IS, LEFT_OUT, CORRECTED = TREATMENTS = ("as it is", "left out", "corrected")
+# How the held-out set is taken: as it is, without the examples that look wrong, or with its loss
+# corrected for the share of wrong labels.
+AS_IT_IS = "as it is"
+LEFT_OUT = "left out"
+CORRECTED = "corrected"
+TREATMENTS = (AS_IT_IS, LEFT_OUT, CORRECTED)
 BY_CLASS = "by class"  # Corrected by chances of each class, as estimated ...
 TRUE_CHANCES = "true chances"  # ... or those by which labels became others.
 KEY = (

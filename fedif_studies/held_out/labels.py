@@ -11,9 +11,16 @@ from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation.label_noise import transition_matrix
 
-SYMMETRIC, CONFUSED = KINDS = ("symmetric", "confused")
-WHOLE, HALF, SINGLE, MISSING = CLASSES = ("whole", "half", "single", "missing")
+# How labels are wrong: each other class is as likely, or people take it for this one.
+SYMMETRIC = "symmetric"
+CONFUSED = "confused"
+KINDS = (SYMMETRIC, CONFUSED)
 CLASS = 6  # Of which examples are left out; malicious members call it 0.
+# How many of its examples stay.
+WHOLE = "whole"
+HALF = "half"
+SINGLE = "single"
+MISSING = "missing"
 # Each class, and the one that people take it for.
 PAIRS: Mapping[str, Sequence[tuple[int, int]]] = {
     "digits": ((0, 2), (1, 7), (3, 8), (4, 9), (5, 6)),

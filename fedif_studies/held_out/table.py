@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
@@ -18,10 +17,13 @@ from fedif_studies.held_out.cells import (
     TRUE_CHANCES,
 )
 from fedif_studies.held_out.labels import KINDS, SYMMETRIC, WHOLE
+from fedif_studies.lab.table import Column, grouped, table_of
 from fedif_studies.rows import Row
 
 _TAKEN = (*TREATMENTS, BY_CLASS, TRUE_CHANCES)
 _FEDERATION = ("data", "attack", "strategy", "examples", "seed")
+Runs = Sequence[Row]
+"""Rows of the same cell but for their seeds."""
 
 
 def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
@@ -37,13 +39,17 @@ def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
     money_by_cell = {}
     for row in rows:
         reference = without_faults.get(_federation(row))
-        if not _pays_anybody(row) or reference is None:
-            continue
-        cell = tuple(row[name] for name in KEY)
-        money_by_cell[cell] = 0.0
-        for ours, theirs in zip(_shares(row), reference, strict=True):
-            money_by_cell[cell] += max(ours - theirs, 0.0)
+        if _pays_anybody(row) and reference is not None:
+            money_by_cell[_cell_of(row)] = _moved(_shares(row), reference)
     return money_by_cell
+
+
+def _moved(shares: Sequence[float], reference: Sequence[float]) -> float:
+    """Return what members have beyond their shares by the reference, in all."""
+    moved = 0.0
+    for ours, theirs in zip(shares, reference, strict=True):
+        moved += max(ours - theirs, 0.0)
+    return moved
 
 
 def _pays_anybody(row: Row) -> bool:
@@ -51,8 +57,9 @@ def _pays_anybody(row: Row) -> bool:
 
 
 def _is_without_faults(row: Row) -> bool:
-    is_right = float(row["wrong"]) == 0 and row["classes"] == WHOLE
-    return is_right and row["treatment"] == AS_IT_IS
+    if float(row["wrong"]) != 0 or row["classes"] != WHOLE:
+        return False
+    return bool(row["treatment"] == AS_IT_IS)
 
 
 def _federation(row: Row) -> tuple[str, ...]:
@@ -60,45 +67,41 @@ def _federation(row: Row) -> tuple[str, ...]:
     return tuple(row[name] for name in _FEDERATION)
 
 
+def _cell_of(row: Row) -> tuple[str, ...]:
+    """Return the values that tell a run's cell from all others."""
+    return tuple(row[name] for name in KEY)
+
+
 def _shares(row: Row) -> list[float]:
     return [float(share) for share in row["shares"].split()]
 
 
+def _with_moved_money(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with a column ``moved``: ``None`` where no money can be compared."""
+    money_by_cell = moved_money(rows)
+    return [{**row, "moved": money_by_cell.get(_cell_of(row))} for row in rows]
+
+
 def table(rows: Sequence[Row]) -> ResultTable:
     """Return means over seeds by data, attack, size, fault and strategy."""
-    money_by_cell = moved_money(rows)
-    groups: Mapping[tuple[Any, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        place = (
-            row["data"],
-            KINDS.index(row["kind"]),
-            row["classes"],
-            row["attack"],
-            row["strategy"],
-            int(row["examples"]),
-            float(row["wrong"]),
-            _TAKEN.index(row["treatment"]),
-        )
-        groups[place].append(row)
-    lines = []
-    for place, alike in sorted(groups.items()):
-        data, kind, classes, attack, strategy, size, wrong, treatment = place
-        cells = [tuple(row[name] for name in KEY) for row in alike]
-        money = [money_by_cell.get(cell) for cell in cells]
-        to_liars = [row["liars_share"] for row in alike if attack != "none"]
-        line = [data, attack, strategy, str(size), f"{wrong:.0%}", KINDS[kind], classes]
-        line += [_TAKEN[treatment], str(len(alike))]
-        line += [
-            _mean([row["accuracy"] for row in alike], 100),
-            _mean([row["auc"] for row in alike], 1, 3),
-            _mean(to_liars, 100),
-            _mean(money, 100),
-            _mean([row["corrected"] for row in alike], 1, 2),
-        ]
-        lines.append(line)
-    heading = ["data", "attack", "strategy", "held out", "wrong", "kind", "class 6", "taken"]
-    heading += ["runs", "accuracy", "AUC", "to liars, %", "moved, %", "corrected for"]
-    return ResultTable("Faults of the held-out set", heading, lines, num_labels=8)
+    groups = grouped(_with_moved_money(rows), _line_key)
+    in_order = [groups[key] for key in sorted(groups)]
+    return table_of("Faults of the held-out set", _COLUMNS, in_order, num_labels=8)
+
+
+def _line_key(row: Row) -> tuple[Any, ...]:
+    """Return what the runs of a line have in common, in the order by which lines are sorted."""
+    return (
+        row["data"],
+        # Kinds and treatments come as the study lists them, not by their letters.
+        KINDS.index(row["kind"]),
+        row["classes"],
+        row["attack"],
+        row["strategy"],
+        int(row["examples"]),
+        float(row["wrong"]),
+        _TAKEN.index(row["treatment"]),
+    )
 
 
 def short_table(rows: Sequence[Row], data: str) -> ResultTable:
@@ -114,57 +117,99 @@ def short_table(rows: Sequence[Row], data: str) -> ResultTable:
     data : str
         Of which data set.
     """
-    money_by_cell = moved_money(rows)
-    core = [row for row in rows if _is_core(row, data)]
-    places = sorted({(int(row["examples"]), float(row["wrong"])) for row in core})
-    lines = []
-    for size, wrong in places:
-        here = [row for row in core if (int(row["examples"]), float(row["wrong"])) == (size, wrong)]
-        attacked = [row for row in here if row["attack"] == "label-noise"]
-        honest = [row for row in here if row["attack"] == "none"]
-        money = []
-        for row in honest:
-            cell = tuple(row[name] for name in KEY)
-            money.append({**row, "moved": money_by_cell.get(cell)})
-        lines.append(
-            [
-                str(size),
-                f"{wrong:.0%}",
-                _before_and_after(attacked, "fedif", "accuracy", 100),
-                _before_and_after(attacked, "fedif", "auc", 1, 2),
-                _before_and_after(attacked, "fedavg", "liars_share", 100, 0),
-                _before_and_after(money, "fedavg", "moved", 100, 0),
-            ]
-        )
-    heading = ["held out", "wrong", "accuracy", "AUC", "to the three, %", "moved among ten, %"]
-    return ResultTable(data, heading, lines, num_labels=2)
+    core = [row for row in _with_moved_money(rows) if _is_core(row, data)]
+    groups = grouped(core, lambda row: (int(row["examples"]), float(row["wrong"])))
+    return table_of(data, _SHORT_COLUMNS, [groups[key] for key in sorted(groups)], num_labels=2)
 
 
 def _is_core(row: Row, data: str) -> bool:
-    is_symmetric = row["kind"] == SYMMETRIC and row["classes"] == WHOLE
-    is_of_core = row["attack"] in CORE["attack"] and row["strategy"] in CORE["strategy"]
-    return row["data"] == data and is_symmetric and is_of_core
+    if row["data"] != data or row["kind"] != SYMMETRIC or row["classes"] != WHOLE:
+        return False
+    return row["attack"] in CORE["attack"] and row["strategy"] in CORE["strategy"]
 
 
 def _before_and_after(
-    rows: Sequence[Row], strategy: str, column: str, unit: float, digits: int = 1
+    rows: Runs, attack: str, strategy: str, column: str, *, unit: float = 1, digits: int = 1
 ) -> str:
     """Return a column's mean as the set is, and with the loss corrected; once where it is one."""
-    means = []
-    for treatment in (AS_IT_IS, CORRECTED):
-        group = (strategy, treatment)
-        values = [row[column] for row in rows if (row["strategy"], row["treatment"]) == group]
-        means.append(_mean(values, unit, digits))
-    before, after = means
-    return before if before == after else f"{before} → {after}"
+    groups = grouped(rows, lambda row: (row["attack"], row["strategy"], row["treatment"]))
+    before = _mean(groups.get((attack, strategy, AS_IT_IS), ()), column, unit=unit, digits=digits)
+    after = _mean(groups.get((attack, strategy, CORRECTED), ()), column, unit=unit, digits=digits)
+    if before == after:
+        return before
+    return f"{before} → {after}"
 
 
-def _mean(values: Sequence[Any], unit: float, digits: int = 1) -> str:
-    """Return a mean of those values that there are, and of how many where some are missing."""
-    numbers = [float(value) for value in values if value not in (None, "")]
-    if not numbers:
+def _mean(rows: Runs, column: str, *, unit: float = 1, digits: int = 1) -> str:
+    """Return a column's mean, and of how many runs it is where some have no value.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        The runs.
+    column : str
+        Whose values.
+    unit : float
+        By what they are multiplied: 100 for percent.
+    digits : int
+        Behind the point.
+    """
+    values = [float(row[column]) for row in rows if row[column] not in (None, "")]
+    if not values:
         return "-"
-    shown = f"{unit * mean(numbers):.{digits}f}"
-    if len(numbers) < len(values):
-        shown += f" ({len(numbers)} of {len(values)})"
+    shown = f"{unit * mean(values):.{digits}f}"
+    if len(values) < len(rows):
+        shown += f" ({len(values)} of {len(rows)})"
     return shown
+
+
+def _mean_to_liars(runs: Runs) -> str:
+    """Return the share of money that malicious members have; a dash where nobody is malicious."""
+    if runs[0]["attack"] == "none":
+        return "-"
+    return _mean(runs, "liars_share", unit=100)
+
+
+def _size(runs: Runs) -> str:
+    return str(int(runs[0]["examples"]))
+
+
+def _share_of_wrong(runs: Runs) -> str:
+    return f"{float(runs[0]['wrong']):.0%}"
+
+
+_COLUMNS: Sequence[Column[Runs]] = (
+    ("data", lambda runs: runs[0]["data"]),
+    ("attack", lambda runs: runs[0]["attack"]),
+    ("strategy", lambda runs: runs[0]["strategy"]),
+    ("held out", _size),
+    ("wrong", _share_of_wrong),
+    ("kind", lambda runs: runs[0]["kind"]),
+    ("class 6", lambda runs: runs[0]["classes"]),
+    ("taken", lambda runs: runs[0]["treatment"]),
+    ("runs", lambda runs: str(len(runs))),
+    ("accuracy", lambda runs: _mean(runs, "accuracy", unit=100)),
+    ("AUC", lambda runs: _mean(runs, "auc", digits=3)),
+    ("to liars, %", _mean_to_liars),
+    ("moved, %", lambda runs: _mean(runs, "moved", unit=100)),
+    ("corrected for", lambda runs: _mean(runs, "corrected", digits=2)),
+)
+_SHORT_COLUMNS: Sequence[Column[Runs]] = (
+    ("held out", _size),
+    ("wrong", _share_of_wrong),
+    (
+        "accuracy",
+        lambda runs: _before_and_after(runs, "label-noise", "fedif", "accuracy", unit=100),
+    ),
+    ("AUC", lambda runs: _before_and_after(runs, "label-noise", "fedif", "auc", digits=2)),
+    (
+        "to the three, %",
+        lambda runs: _before_and_after(
+            runs, "label-noise", "fedavg", "liars_share", unit=100, digits=0
+        ),
+    ),
+    (
+        "moved among ten, %",
+        lambda runs: _before_and_after(runs, "none", "fedavg", "moved", unit=100, digits=0),
+    ),
+)

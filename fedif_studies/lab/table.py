@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +15,17 @@ from fedif_flower.storage import make_folder, write_atomically
 from fedif_flower.tables import ResultTable, print_line
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+Column = tuple[str, Callable[[T], str]]
+"""A column of a table: its heading, and a function that returns what it has for an item."""
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Return items by what ``key`` returns for them, all in the order of their coming."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,40 @@ class MeanStd:
 
 def shown_mean(mean: MeanStd | None, form: str) -> str:
     """Return a mean as text; a dash where there is none."""
-    return "-" if mean is None else mean.shown(form)
+    if mean is None:
+        return "-"
+    return mean.shown(form)
+
+
+def table_of(
+    title: str,
+    columns: Sequence[Column[T]],
+    items: Iterable[T],
+    *,
+    num_labels: int,
+    is_grouped: bool = False,
+) -> ResultTable:
+    """Return a table with a line for each item.
+
+    Parameters
+    ----------
+    title : str
+        Of the table.
+    columns : sequence of tuple
+        Their headings, and what each has for an item.
+    items : iterable
+        What the lines are about.
+    num_labels : int
+        How many of the first columns name a line.
+    is_grouped : bool
+        As ``grouped`` of :class:`~fedif_flower.tables.ResultTable`.
+    """
+    heading = [name for name, _ in columns]
+    lines = []
+    for item in items:
+        line = [show(item) for _, show in columns]
+        lines.append(line)
+    return ResultTable(title, heading, lines, num_labels=num_labels, grouped=is_grouped)
 
 
 def pivot(
