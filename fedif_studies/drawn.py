@@ -22,7 +22,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation.shapley.exact import all_coalitions
-from fedif_studies.audit.cases import HONEST, attack
+from fedif_studies.audit.cases import HONEST, case_of_attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditMember, AuditTask
@@ -52,7 +52,8 @@ def people(members: int, case: str) -> list[AuditMember]:
     task = task_of(members)
     if case == HONEST:
         return task.members
-    return attack("label-noise", 0.5)(task, 0)
+    half_mislabelled = case_of_attack("label-noise", 0.5)
+    return half_mislabelled(task, 0)
 
 
 def slopes(masks: Tensor, utilities: Tensor) -> Tensor:
@@ -115,11 +116,13 @@ def table() -> ResultTable:
     values = []
     for row in read_rows(CSV):
         column = f"{row['drawn']} of {row['members']}, {row['case']}"
-        values.append(((row["valuation"],), column, float(row["pearson"])))
-    return pivot("Agreement with retraining", ["valuation"], values, _shown)
+        line = (row["valuation"],)
+        values.append((line, column, float(row["pearson"])))
+    return pivot("Agreement with retraining", ["valuation"], values, _shown_range)
 
 
-def _shown(of_seeds: list[float]) -> str:
+def _shown_range(of_seeds: list[float]) -> str:
+    """Return the mean over seeds, and the least and the largest of them."""
     return f"{mean(of_seeds):.2f} ({min(of_seeds):.2f}, {max(of_seeds):.2f})"
 
 

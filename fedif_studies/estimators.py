@@ -25,11 +25,12 @@ from fedif_flower.tables import ResultTable
 from fedif_flower.valuation.shapley import ESTIMATORS, CoalitionMemo, Utility, exact_shapley
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import RoundGame
-from fedif_studies.audit.cases import HONEST, attack
+from fedif_studies.audit.cases import HONEST, case_of_attack
 from fedif_studies.audit.federation import federate
-from fedif_studies.audit.members import AuditTask
+from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
+from fedif_studies.lab.table import grouped
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "estimators.csv"
@@ -48,7 +49,9 @@ def task() -> AuditTask:
 def games(case: str, seed: int) -> Iterator[Tensor]:
     """Yield the accuracy of every coalition ``[2**m]`` in each round of a federation."""
     behaviour = CASES[case]
-    members = attack(behaviour)(task(), seed) if behaviour else task().members
+    members: Sequence[AuditMember] = task().members
+    if behaviour:
+        members = case_of_attack(behaviour)(task(), seed)
     _, steps = federate(task(), members, seed=seed)
     masks = all_coalitions(MEMBERS)
     for step in steps:
@@ -92,11 +95,8 @@ def measure(cell: Row) -> list[Row]:
 
 def table() -> ResultTable:
     """Return each estimator's means over all federations."""
-    by_estimator: dict[str, list[Mapping[str, str]]] = {}
-    for row in read_rows(CSV):
-        by_estimator.setdefault(row["estimator"], []).append(row)
     lines = []
-    for estimator, rows in by_estimator.items():
+    for estimator, rows in grouped(read_rows(CSV), lambda row: row["estimator"]).items():
         line = [
             estimator,
             f"{_mean_of(rows, 'error'):.1%}",

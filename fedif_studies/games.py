@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import product
@@ -37,13 +36,14 @@ from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
-from fedif_studies.audit.cases import PLAYS, Play, each, let_play
+from fedif_studies.audit.cases import PLAYS, Game, let_play, play_each
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import counts_in
 from fedif_studies.lab.run import LABELS_AS_THEY_ARE
+from fedif_studies.lab.table import grouped
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "games-statements.csv"
@@ -57,7 +57,7 @@ def _long(_: AuditTask, __: AuditMember) -> Mapping[str, Any]:
     return {"behaviour": HonestScaling(1.5)}
 
 
-GAMES: Mapping[str, tuple[Play, int]] = {**PLAYS, "update times 1.5": (each(_long), 1)}
+GAMES: Mapping[str, Game] = {**PLAYS, "update times 1.5": Game(play_each(_long))}
 
 
 class MembersApp:
@@ -151,10 +151,10 @@ def measure(cell: Row) -> list[Row]:
     epochs = int(cell["epochs"])
     strategy = str(cell["strategy"])
     seed = int(cell["seed"])
-    play, count = GAMES[str(cell["game"])]
+    game = GAMES[str(cell["game"])]
     before, _ = honest(epochs, strategy, seed)
     task = task_of(epochs, seed)
-    members = let_play(task, middle_members(before, count), play)
+    members = let_play(task, middle_members(before, game.num_players), game.play)
     after, accuracy = account_of(task, members, strategy)
     players = [number for number, member in enumerate(members) if member.is_marked]
     accounts_after = by_number(after)
@@ -204,19 +204,19 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 
     Seeds in which a player has no share without the game are in no mean; they are counted.
     """
-    by_cell: dict[tuple[str, str, str], list[Mapping[str, str]]] = defaultdict(list)
-    for row in rows:
-        by_cell[row["game"], row["epochs"], row["strategy"]].append(row)
-    runs = sorted({(row["epochs"], row["strategy"]) for row in rows})
-    lines = []
-    for game in GAMES:
-        cells = [_shown(by_cell[game, epochs, strategy]) for epochs, strategy in runs]
-        lines.append([game, *cells])
-    heading = ["game", *(f"{strategy}, E = {epochs}" for epochs, strategy in runs)]
+    by_run = grouped(rows, lambda row: (row["epochs"], row["strategy"]))
+    heading = ["game"]
+    lines = [[game] for game in GAMES]
+    for epochs, strategy in sorted(by_run):
+        heading.append(f"{strategy}, E = {epochs}")
+        by_game = grouped(by_run[epochs, strategy], lambda row: row["game"])
+        for line in lines:
+            game = line[0]
+            line.append(_shown_gains(by_game.get(game, [])))
     return ResultTable("Games in statements", heading, lines, num_labels=1)
 
 
-def _shown(rows: Sequence[Mapping[str, str]]) -> str:
+def _shown_gains(rows: Sequence[Mapping[str, str]]) -> str:
     """Return the mean gain, its range, and how many statements accept at least one player."""
     gains = [factor for factor in map(gain, rows) if not math.isnan(factor)]
     if not gains:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,14 @@ Play = Callable[[AuditTask, Sequence[AuditMember]], list[AuditMember]]
 Change = Callable[[AuditTask, AuditMember], Mapping[str, Any]]
 """Returns a player's new values, by the name of the field that they replace."""
 IDENTITIES = 5  # So many names that one owner appears under.
+_FEW = 0.1  # The share of its examples that a member with few of them has.
+
+
+class Game(NamedTuple):
+    """What some members do for a larger share, and how many play it."""
+
+    play: Play
+    num_players: int = 1
 
 
 @dataclass
@@ -70,7 +78,7 @@ def let_play(task: AuditTask, players: Sequence[int], play: Play) -> list[AuditM
     return members + added
 
 
-def game(play: Play, count: int = 1) -> Case:
+def case_of_game(play: Play, count: int = 1) -> Case:
     """Let ``count`` members play: the one with the seed's number, and those who follow it."""
 
     def members(task: AuditTask, seed: int) -> list[AuditMember]:
@@ -81,7 +89,7 @@ def game(play: Play, count: int = 1) -> Case:
     return members
 
 
-def each(change: Change) -> Play:
+def play_each(change: Change) -> Play:
     """Let every player change by itself."""
 
     def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
@@ -101,7 +109,7 @@ def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False
         mean = sum(member.claimed for member in players) / len(players)
         return [replace(member, claimed=mean) for member in acting]
 
-    return game(play, count)
+    return case_of_game(play, count)
 
 
 def _claim(factor: float, task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
@@ -118,7 +126,7 @@ def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
     def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
         return {**_claim(claim, task, member), "rounds": count, "behaviour": behaviour}
 
-    return game(each(change))
+    return case_of_game(play_each(change))
 
 
 def _three_identities(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
@@ -155,7 +163,7 @@ def _all_at_once(noise: float) -> Play:
     return play
 
 
-def _lowers(is_victim: bool) -> Play:
+def _lowering(*, marks_victim: bool) -> Play:
     """Let the first lower what the second is credited with, and mark one of the two."""
 
     def play(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
@@ -164,15 +172,15 @@ def _lowers(is_victim: bool) -> Play:
         first = min(member.identity for member in players)
         pair = []
         for member in players:
-            lowers = member.identity == first
-            is_marked = not lowers if is_victim else lowers
+            is_victim = member.identity != first
+            is_marked = is_victim == marks_victim
             pair.append(replace(member, behaviour=behaviour, is_marked=is_marked))
         return pair
 
     return play
 
 
-def _synthetic(alone: bool, _: AuditTask, __: AuditMember) -> Mapping[str, Any]:
+def _synthetic(_: AuditTask, __: AuditMember, *, alone: bool) -> Mapping[str, Any]:
     """Train on a small synthetic batch that covers all labels, beside one's data or alone."""
     return {"behaviour": SyntheticBatch(alone=alone)}
 
@@ -206,19 +214,19 @@ def _mislabelled(
     return {"labels": labels, "behaviour": build()}
 
 
-def _few_examples(_: AuditTask, member: AuditMember, share: float = 0.1) -> Mapping[str, Any]:
+def _few_examples(_: AuditTask, member: AuditMember) -> Mapping[str, Any]:
     """Hold the first share of one's part, at least one example."""
-    n = max(round(share * len(member.labels)), 1)
+    n = max(round(_FEW * len(member.labels)), 1)
     return {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
 
 
-def marked(change: Change, share: float = 0.3) -> Case:
+def case_of_marked(change: Change, share: float = 0.3) -> Case:
     """Let a share of the members, drawn by the seed, change."""
-    play = each(change)
+    play = play_each(change)
     return lambda task, seed: let_play(task, task.marked(seed, share), play)
 
 
-def attack(name: str, share: float = 0.3) -> Case:
+def case_of_attack(name: str, share: float = 0.3) -> Case:
     """Let a share of the members behave as a run config's ``attack`` says."""
 
     def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
@@ -226,7 +234,7 @@ def attack(name: str, share: float = 0.3) -> Case:
         acting = build_behaviour(config, partition_id=member.identity, seed=config.seed)
         return {"behaviour": acting}
 
-    return marked(change, share)
+    return case_of_marked(change, share)
 
 
 HONEST = "honest"
@@ -234,27 +242,27 @@ LOWERS = "lowers another's contribution"
 LOWERED = "its contribution is lowered by another"
 SYNTHETIC = "a synthetic batch of all labels beside its own"
 THREATS: Mapping[str, Case] = {
-    "label noise": attack("label-noise"),
-    "gradient noise": attack("gradient-noise"),
-    "adversarial examples": attack("adversarial"),
-    "returns the model": attack("free-rider"),
-    "returns it with noise": attack("free-rider-noise"),
-    "repeats the last step": attack("free-rider-step"),
-    "few examples": marked(_few_examples),
-    "backdoor": attack("pixel-trigger"),
+    "label noise": case_of_attack("label-noise"),
+    "gradient noise": case_of_attack("gradient-noise"),
+    "adversarial examples": case_of_attack("adversarial"),
+    "returns the model": case_of_attack("free-rider"),
+    "returns it with noise": case_of_attack("free-rider-noise"),
+    "repeats the last step": case_of_attack("free-rider-step"),
+    "few examples": case_of_marked(_few_examples),
+    "backdoor": case_of_attack("pixel-trigger"),
 }
 # Which game is played, and by how many: `fedif_studies.games` plays them in whole runs, too.
-PLAYS: Mapping[str, tuple[Play, int]] = {
-    LOWERS: (_lowers(is_victim=False), 2),
-    LOWERED: (_lowers(is_victim=True), 2),
-    SYNTHETIC: (each(partial(_synthetic, False)), 1),
-    "a synthetic batch of all labels alone": (each(partial(_synthetic, True)), 1),
-    "three identities, claims twice, update times 1.5, noise 0.5": (_all_at_once(0.5), 1),
-    "three identities, claims twice, update times 1.5, noise 1": (_all_at_once(1.0), 1),
+PLAYS: Mapping[str, Game] = {
+    LOWERS: Game(_lowering(marks_victim=False), 2),
+    LOWERED: Game(_lowering(marks_victim=True), 2),
+    SYNTHETIC: Game(play_each(partial(_synthetic, alone=False))),
+    "a synthetic batch of all labels alone": Game(play_each(partial(_synthetic, alone=True))),
+    "three identities, claims twice, update times 1.5, noise 0.5": Game(_all_at_once(0.5)),
+    "three identities, claims twice, update times 1.5, noise 1": Game(_all_at_once(1.0)),
 }
 MANIPULATIONS: Mapping[str, Case] = {
-    "five identities": game(_five_identities),
-    "a neighbour's data": game(each(_copy)),
+    "five identities": case_of_game(_five_identities),
+    "a neighbour's data": case_of_game(play_each(_copy)),
     "update times 10": sends(partial(HonestScaling, 10.0)),
     "update times 0.01": sends(partial(HonestScaling, 0.01)),
     "update times 1.5": sends(partial(HonestScaling, 1.5)),
@@ -283,17 +291,19 @@ MANIPULATIONS: Mapping[str, Case] = {
     "own update and last step, twice as long": sends(BorrowedStep),
     "last step undone and done again": sends(UndoneStep),
     "harm and repair": sends(HarmAndRepair),
-    "claims ten times its examples": game(each(partial(_claim, 10.0))),
-    "claims twice its examples": game(each(partial(_claim, 2.0))),
-    "three identities, same data, noise": game(_three_identities),
+    "claims ten times its examples": case_of_game(play_each(partial(_claim, 10.0))),
+    "claims twice its examples": case_of_game(play_each(partial(_claim, 2.0))),
+    "three identities, same data, noise": case_of_game(_three_identities),
     "first 5 rounds": _first_rounds(5),
     "first 10 rounds, claims twice, update times 1.2": _first_rounds(10, 2.0, 1.2),
     "twice its part of the last steps": sends(MoreOfLastSteps),
     "own gradient and last step": sends(GradientAndLastStep),
-    "trains on the validation split": game(each(_take_validation)),
-    **{name: game(play, count) for name, (play, count) in PLAYS.items()},
-    "all labels wrong": game(each(partial(_mislabelled, Behaviour))),
-    "all labels wrong, predicted step (ACE)": game(each(partial(_mislabelled, PredictedStep))),
+    "trains on the validation split": case_of_game(play_each(_take_validation)),
+    **{name: case_of_game(*game) for name, game in PLAYS.items()},
+    "all labels wrong": case_of_game(play_each(partial(_mislabelled, Behaviour))),
+    "all labels wrong, predicted step (ACE)": case_of_game(
+        play_each(partial(_mislabelled, PredictedStep))
+    ),
 }
 CASES: Mapping[str, Case] = {HONEST: lambda task, _: list(task.members), **THREATS, **MANIPULATIONS}
 RETRAINED = (HONEST, "label noise")

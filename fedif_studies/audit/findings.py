@@ -15,6 +15,7 @@ from fedif_flower.run.figures import auc_of_low
 from fedif_studies.audit.cases import HONEST, MANIPULATIONS, RETRAINED, THREATS
 from fedif_studies.audit.federation import RULES
 from fedif_studies.audit.lines import (
+    BySeed,
     Lines,
     MemberValues,
     Values,
@@ -48,16 +49,17 @@ class AuditFinding(NamedTuple):
         """Return it with as many digits as are written."""
         return self._replace(value=round(self.value, 6))
 
-    def of_fewer_than(self, seeds: int) -> list[str]:
-        """Return ``["n of m seeds"]`` where it is over fewer than ``seeds``; nothing otherwise."""
+    def words_of_few(self, seeds: int) -> str:
+        """Return ``"n of m seeds"`` where it is over fewer than ``seeds``; empty otherwise."""
         if self.federations < seeds:
-            return [f"{self.federations} of {seeds} seeds"]
-        return []
+            return f"{self.federations} of {seeds} seeds"
+        return ""
 
 
 def seeds_of_gains(all_findings: Iterable[AuditFinding]) -> int:
     """Return over how many seeds a gain is where all have one."""
-    return max((found.federations for found in all_findings if found.question == GAIN), default=0)
+    gains = [finding.federations for finding in all_findings if finding.question == GAIN]
+    return max(gains, default=0)
 
 
 def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
@@ -106,7 +108,7 @@ def _scores(values: Values, name: str) -> Scores:
         after = values.get((name, case, "FedAvg"), {})
         gains = [_gain(honest[seed], after[seed]) for seed in honest.keys() & after.keys()]
         yield GAIN, case, name, gains
-    between_seeds = _pairs(spearman, [members.values for members in honest.values()])
+    between_seeds = _every_pair(spearman, [members.values for members in honest.values()])
     yield "stability, Spearman", "between seeds", name, between_seeds
     between_rules = _between_rules(values, name)
     every_pair = list(itertools.chain.from_iterable(between_rules.values()))
@@ -122,9 +124,7 @@ def _in_run(values: Values, name: str) -> Scores:
     for case, (kind, correlation) in itertools.product(RETRAINED, CORRELATIONS.items()):
         valued = values.get((name, case, "FedAvg"), {})
         exact = values.get((EXACT, case, "FedAvg"), {})
-        seeds = valued.keys() & exact.keys()
-        scores = [correlation(valued[seed].values, exact[seed].values) for seed in seeds]
-        yield f"in-run, {kind}", case, name, scores
+        yield f"in-run, {kind}", case, name, _compare(correlation, valued, exact)
 
 
 def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
@@ -133,11 +133,14 @@ def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
     for first, second in itertools.combinations(RULES, 2):
         under_first = values.get((name, HONEST, first), {})
         under_second = values.get((name, HONEST, second), {})
-        scores[pair_of(first, second)] = [
-            spearman(under_first[seed].values, under_second[seed].values)
-            for seed in under_first.keys() & under_second.keys()
-        ]
+        scores[pair_of(first, second)] = _compare(spearman, under_first, under_second)
     return scores
+
+
+def _compare(correlation: Correlation, first: BySeed, second: BySeed) -> list[float]:
+    """Return how alike members' values are in federations of the same seed."""
+    seeds = first.keys() & second.keys()
+    return [correlation(first[seed].values, second[seed].values) for seed in seeds]
 
 
 def pair_of(first: str, second: str) -> str:
@@ -158,7 +161,7 @@ def _retraining(values: Values, names: Iterable[str], case: str, lines: Lines) -
         areas = [removal_curves(members.values, accuracy).area for members in federations]
         yield AREA, case, name, areas
     for kind, correlation in CORRELATIONS.items():
-        yield f"retraining, {kind}", case, CEILING, _pairs(correlation, exact)
+        yield f"retraining, {kind}", case, CEILING, _every_pair(correlation, exact)
     yield AREA, case, RETRAINED_VALUES, [removal_curves(mean, accuracy).area]
 
 
@@ -184,7 +187,8 @@ def _share(values: Tensor, chosen: Tensor) -> float:
     return float(positive[chosen].sum()) / total
 
 
-def _pairs(correlation: Correlation, values: Sequence[Tensor]) -> list[float]:
+def _every_pair(correlation: Correlation, values: Sequence[Tensor]) -> list[float]:
+    """Return how alike every two of some members' values ``[m]`` are."""
     return [correlation(a, b) for a, b in itertools.combinations(values, 2)]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedif_studies.audit.cases import HONEST
+from fedif_studies.lab.table import grouped
 
 Lines = Sequence[Mapping[str, str]]
 """Rows of a file."""
@@ -29,15 +30,17 @@ Values = Mapping[tuple[str, str, str], BySeed]
 
 def values_of(lines: Lines) -> Values:
     """Return the members' values of every federation."""
-    rows = defaultdict(list)
-    for line in lines:
-        federation = line["valuation"], line["case"], line["rule"], int(line["seed"])
-        rows[federation].append((float(line["value"]), float(line["marked"])))
     values: dict[tuple[str, str, str], dict[int, MemberValues]] = defaultdict(dict)
-    for (name, case, rule, seed), members in rows.items():
-        worth, marked = torch.tensor(members, dtype=torch.float64).T
-        values[name, case, rule][seed] = MemberValues(worth, marked.bool())
+    for (name, case, rule, seed), members in grouped(lines, _federation_of).items():
+        worth = torch.tensor([float(line["value"]) for line in members], dtype=torch.float64)
+        marked = torch.tensor([float(line["marked"]) for line in members]).bool()
+        values[name, case, rule][seed] = MemberValues(worth, marked)
     return values
+
+
+def _federation_of(line: Mapping[str, str]) -> tuple[str, str, str, int]:
+    """Return which valuation of which federation a member's line is of."""
+    return line["valuation"], line["case"], line["rule"], int(line["seed"])
 
 
 def missing_federations(lines: Lines) -> str:
@@ -57,11 +60,12 @@ def missing_federations(lines: Lines) -> str:
 
 def coalition_figures(lines: Lines, case: str, column: str) -> list[Tensor]:
     """Return each seed's figures ``[2**m]`` of every coalition that was trained from scratch."""
-    by_seed = defaultdict(list)
-    for line in lines:
-        if line["case"] == case:
-            by_seed[line["seed"]].append(float(line[column]))
-    return [torch.tensor(figures, dtype=torch.float64) for figures in by_seed.values()]
+    of_case = [line for line in lines if line["case"] == case]
+    figures = []
+    for coalitions in grouped(of_case, lambda line: line["seed"]).values():
+        reached = [float(line[column]) for line in coalitions]
+        figures.append(torch.tensor(reached, dtype=torch.float64))
+    return figures
 
 
 def same_members(values: Values, name: str, case: str) -> BySeed:

@@ -87,29 +87,32 @@ def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
     """Return a Markdown table: valuations down and cases across, or the cases down if more."""
     cases = _cases(answers)
     valuations = [finding.valuation for finding in answers]
-    head = "valuation"
-    lines, columns = valuations, cases
-    if len(set(cases)) > len(set(valuations)):
-        head = "case"
-        lines, columns = cases, valuations
+    has_cases_down = len(set(cases)) > len(set(valuations))
     seeds = seeds_of_gains(answers)
     cells = []
-    for line, column, finding in zip(lines, columns, answers, strict=True):
+    for case, finding in zip(cases, answers, strict=True):
         shown = f"{finding.value:.3f}"
-        if finding.question == GAIN:
-            shown += "".join(f" ({words})" for words in finding.of_fewer_than(seeds))
-        cells.append(((line,), column, shown))
-    return pivot(title, [head], cells, lambda shown: shown[0]).to_markdown()
+        few_seeds = finding.words_of_few(seeds)
+        if finding.question == GAIN and few_seeds:
+            shown += f" ({few_seeds})"
+        if has_cases_down:
+            cells.append(((case,), finding.valuation, shown))
+        else:
+            cells.append(((finding.valuation,), case, shown))
+    head = "case" if has_cases_down else "valuation"
+    # Only one answer meets in a cell.
+    return pivot(title, [head], cells, lambda answers_here: answers_here[0]).to_markdown()
 
 
 def _cases(answers: Sequence[AuditFinding]) -> list[str]:
     """Return the case of each answer; with its correlation where there are several."""
-    questions = {finding.question for finding in answers}
-    if len(questions) == 1:
-        return [finding.case for finding in answers]
+    has_one_question = len({finding.question for finding in answers}) == 1
     cases = []
     for finding in answers:
-        # Questions of one kind differ by their last word, the correlation.
-        correlation = finding.question.rsplit(", ", 1)[-1]
-        cases.append(f"{finding.case}, {correlation}")
+        case = finding.case
+        if not has_one_question:
+            # Questions of one kind differ by their last word, the correlation.
+            correlation = finding.question.rsplit(", ", 1)[-1]
+            case += f", {correlation}"
+        cases.append(case)
     return cases

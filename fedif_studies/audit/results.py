@@ -132,7 +132,7 @@ def _seeds_of_measures(audited: Audited) -> str:
     words = _seeds_of_federations(audited)
     for case in RETRAINED:
         seeds, beside = _seeds_beside_retraining(audited.values, case)
-        if beside and beside < seeds and audited.retrained:
+        if audited.retrained and beside and beside < seeds:
             alone = ", ".join(map(str, sorted(beside)))
             words += f" Retraining and removal, {case}: of the federation of seed {alone} alone."
     trained = sorted({line["seed"] for line in audited.retrained})
@@ -149,8 +149,8 @@ def _seeds_beside_retraining(lines: Lines, case: str) -> tuple[set[int], set[int
     values = values_of(lines)
     seeds: set[int] = set()
     beside: set[int] = set()
-    for (name, of_case, rule), federations in values.items():
-        if (of_case, rule) == (case, _FIRST_RULE):
+    for (name, case_of_values, rule), federations in values.items():
+        if case_of_values == case and rule == _FIRST_RULE:
             seeds |= federations.keys()
             beside |= same_members(values, name, case).keys()
     return seeds, beside
@@ -170,7 +170,7 @@ class Answers:
         """Return all valuations, in the order of their coming."""
         return list(self._findings)
 
-    def shown(
+    def shown_value(
         self, name: str, question: str, case: str, form: str = ".2f", scale: float = 1
     ) -> str:
         """Return a figure as text; a dash where there is none."""
@@ -179,11 +179,11 @@ class Answers:
             return "-"
         return format(scale * finding.value, form)
 
-    def of_question(self, name: str, question: str) -> dict[str, float]:
+    def values_by_case(self, name: str, question: str) -> dict[str, float]:
         """Return a valuation's figures of a question, by case."""
-        return {finding.case: finding.value for finding in self.to_question(name, question)}
+        return {finding.case: finding.value for finding in self.findings_on(name, question)}
 
-    def to_question(self, name: str, question: str) -> list[AuditFinding]:
+    def findings_on(self, name: str, question: str) -> list[AuditFinding]:
         """Return a valuation's answers to a question, one for each case."""
         return [answer for answer in self._findings[name].values() if answer.question == question]
 
@@ -198,16 +198,16 @@ def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
     seeds = seeds_of_gains(all_findings)
     lines = []
     for name in answers.valuations():
-        detection = answers.of_question(name, DETECTION)
+        detection = answers.values_by_case(name, DETECTION)
         detection.pop(_WRONG_LABELS, None)  # It has a column of its own.
         line = [name]
-        line += [answers.shown(name, "retraining, Pearson", case) for case in RETRAINED]
-        line += [answers.shown(name, AREA, case, form=".1f", scale=100) for case in RETRAINED]
-        line.append(answers.shown(name, DETECTION, _WRONG_LABELS))
+        line += [answers.shown_value(name, "retraining, Pearson", case) for case in RETRAINED]
+        line += [answers.shown_value(name, AREA, case, form=".1f", scale=100) for case in RETRAINED]
+        line.append(answers.shown_value(name, DETECTION, _WRONG_LABELS))
         line.append(_mean(detection))
-        line.append(answers.shown(name, "stability, Spearman", "between seeds"))
-        line.append(answers.shown(name, "stability, Spearman", "between aggregation rules"))
-        line.append(_largest(answers.to_question(name, GAIN), seeds))
+        line.append(answers.shown_value(name, "stability, Spearman", "between seeds"))
+        line.append(answers.shown_value(name, "stability, Spearman", "between aggregation rules"))
+        line.append(_largest(answers.findings_on(name, GAIN), seeds))
         lines.append(line)
     return ResultTable("", heading, lines, num_labels=1)
 
@@ -223,8 +223,11 @@ def _largest(gains: Sequence[AuditFinding], seeds: int) -> str:
     if not gains:
         return "-"
     largest = max(gains, key=lambda gain: gain.value)
-    words = [largest.case, *largest.of_fewer_than(seeds)]
-    return f"{largest.value:.1f} ({'; '.join(words)})"
+    words = largest.case
+    few_seeds = largest.words_of_few(seeds)
+    if few_seeds:
+        words += f"; {few_seeds}"
+    return f"{largest.value:.1f} ({words})"
 
 
 def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
@@ -233,11 +236,11 @@ def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
     pairs = [pair_of(_FIRST_RULE, other) for other in _OTHER_RULES]
     lines = []
     for name in answers.valuations():
-        likeness = answers.of_question(name, BETWEEN_RULES)
+        likeness = answers.values_by_case(name, BETWEEN_RULES)
         if not likeness:
             continue
         line = [name]
-        line += [answers.shown(name, BETWEEN_RULES, pair) for pair in pairs]
+        line += [answers.shown_value(name, BETWEEN_RULES, pair) for pair in pairs]
         line.append(_mean(likeness))
         least = min(likeness, key=lambda pair: likeness[pair])
         line.append(f"{likeness[least]:.2f} ({least})")
