@@ -8,11 +8,12 @@ momentum, seed by seed. Rows are added as they come; a cell that has one is not 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 from scipy import stats
@@ -26,8 +27,10 @@ from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import names_in
 from fedif_studies.lab.run import federated, last_ten
-from fedif_studies.lab.table import MeanStd, pivot
+from fedif_studies.lab.table import MeanStd, grouped, pivot
 from fedif_studies.rows import RESULTS, Row, put_tables
+
+K = TypeVar("K", bound=Hashable)
 
 OUTPUT = RESULTS / "factorial.csv"
 PAGE = RESULTS / "factorial.md"
@@ -180,19 +183,44 @@ class Effect(NamedTuple):
 
 def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[FactorialCell, Effect]:
     """Return the effect of each rule's weights, by its cell with seed 0."""
-    gains: dict[FactorialCell, list[float]] = {}
+    gains: dict[FactorialCell, list[float]] = defaultdict(list)
+    for paired in _with_controls(accuracies, data):
+        gain = round(paired.accuracy - paired.control, 2)  # Rows have as many places.
+        gains[paired.cell._replace(seed=0)].append(gain)
+    measured = {cell: _effect_of(of_seeds) for cell, of_seeds in gains.items()}
+    p_values = {cell: effect.p for cell, effect in measured.items() if effect.seeds > 1}
+    for cell, p in holm(p_values).items():
+        measured[cell] = measured[cell]._replace(p=p)
+    return measured
+
+
+def holm(p_values: Mapping[K, float]) -> dict[K, float]:
+    """Return p-values for several tests at once: the k-th smallest of n times n - k + 1.
+
+    None is below a smaller one, or above 1 (Holm 1979, A simple sequentially rejective multiple
+    test procedure).
+    """
+    adjusted = {}
+    largest = 0.0
+    for rank, test in enumerate(sorted(p_values, key=lambda test: p_values[test])):
+        largest = max(largest, min(1.0, p_values[test] * (len(p_values) - rank)))
+        adjusted[test] = largest
+    return adjusted
+
+
+class _WithControl(NamedTuple):
+    """A cell's accuracy, and that of the cell that it is compared with."""
+
+    cell: FactorialCell
+    accuracy: float
+    control: float
+
+
+def _with_controls(accuracies: Mapping[FactorialCell, float], data: str) -> Iterator[_WithControl]:
+    """Yield a data set's cells whose weights are compared, where the other cell has a row too."""
     for cell, accuracy in accuracies.items():
         if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
-            gain = round(accuracy - accuracies[cell.control()], 2)  # Rows have as many places.
-            gains.setdefault(cell._replace(seed=0), []).append(gain)
-    measured = {cell: _paired(gains[cell]) for cell in gains}
-    tested = [cell for cell, effect in measured.items() if effect.seeds > 1]
-    tested.sort(key=lambda cell: measured[cell].p)
-    largest = 0.0
-    for rank, cell in enumerate(tested):  # Holm 1979: the k-th smallest of n times n - k + 1.
-        largest = max(largest, min(1.0, measured[cell].p * (len(tested) - rank)))
-        measured[cell] = measured[cell]._replace(p=largest)
-    return measured
+            yield _WithControl(cell, accuracy, accuracies[cell.control()])
 
 
 def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[int, int]:
@@ -200,14 +228,15 @@ def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[
 
     Where no bound acts, a federation with bounds is the one without.
     """
-    figures: dict[FactorialCell, list[tuple[int, float, float]]] = {}
-    for cell, accuracy in accuracies.items():
-        if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
-            of_seed = (cell.seed, accuracy, accuracies[cell.control()])
-            figures.setdefault(cell._replace(seed=0), []).append(of_seed)
-    tested = {cell: sorted(of_seeds) for cell, of_seeds in figures.items() if len(of_seeds) > 1}
-    different = {(cell._replace(bounds=""), *of_seeds) for cell, of_seeds in tested.items()}
-    return len(tested) - len(different), len(tested)
+    effects = grouped(_with_controls(accuracies, data), lambda paired: paired.cell._replace(seed=0))
+    num_tested = 0
+    different = set()
+    for cell, of_seeds in effects.items():
+        if len(of_seeds) > 1:
+            num_tested += 1
+            figures = sorted((one.cell.seed, one.accuracy, one.control) for one in of_seeds)
+            different.add((cell._replace(bounds=""), *figures))
+    return num_tested - len(different), num_tested
 
 
 def copies_remark(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
@@ -222,7 +251,8 @@ def copies_remark(accuracies: Mapping[FactorialCell, float], data: str) -> list[
     ]
 
 
-def _paired(gains: Sequence[float]) -> Effect:
+def _effect_of(gains: Sequence[float]) -> Effect:
+    """Return the effect of weights from what they bring in each seed."""
     mean = statistics.mean(gains)
     if len(gains) < 2:
         return Effect(1, mean, 0.0, 1.0)
@@ -285,7 +315,7 @@ def effects_table(accuracies: Mapping[FactorialCell, float], data: str) -> Resul
             if cell in measured:
                 values.append((line, attack, measured[cell]))
     names = ["weights", "bounds", "momentum"]
-    return pivot(f"{data}: effects", names, values, lambda effects: _shown(effects[0]))
+    return pivot(f"{data}: effects", names, values, lambda effects: _shown_effect(effects[0]))
 
 
 def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
@@ -302,7 +332,8 @@ def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[
     return ["", f"Missing: {missing} of {len(planned)} federations."]
 
 
-def _shown(effect: Effect) -> str:
+def _shown_effect(effect: Effect) -> str:
+    """Return points, with their interval where there is one; bold: they are no chance."""
     if effect.seeds < 2:
         return f"{effect.mean:+.1f}"
     text = f"{effect.mean:+.1f}±{effect.half:.1f}"
