@@ -23,7 +23,7 @@ from fedif_studies.pictures.panels import (
     vertical_lines,
 )
 from fedif_studies.pictures.sheets import Picture
-from fedif_studies.pictures.svg import Drawing, Kind, Look
+from fedif_studies.pictures.svg import Drawing, Kind, Look, Place
 
 # What is drawn: more lines could not be told apart.
 LOOKS: Mapping[str, Look] = MappingProxyType(
@@ -97,11 +97,14 @@ def removal_finding(panels: Sequence[RemovalPanel]) -> str:
 
 def _missing(panels: Sequence[RemovalPanel]) -> str:
     """Return how many pairs of curves are missing, and of how many trainings the others are."""
-    missing = sum(len(LOOKS) - len(panel.drawn()) for panel in panels)
-    words = f"Missing: {missing} of {len(panels) * len(LOOKS)} pairs of curves."
-    counts = [
-        f"{panel.title}: {panel.curves.seeds}" for panel in panels if panel.curves is not None
-    ]
+    num_drawn = 0
+    counts = []
+    for panel in panels:
+        num_drawn += len(panel.drawn())
+        if panel.curves is not None:
+            counts.append(f"{panel.title}: {panel.curves.seeds}")
+    count = len(panels) * len(LOOKS)
+    words = f"Missing: {count - num_drawn} of {count} pairs of curves."
     if counts:
         words += f" Trainings of each of the coalitions: {'; '.join(counts)}."
     return words
@@ -113,7 +116,11 @@ def _draw(panels: Sequence[RemovalPanel], sheet: Sheet, title: str, finding: str
         "Filled: members of lowest value leave first; hollow: of highest value. Dashed: the mean "
         "of all orders. Every group that stays was trained from scratch."
     )
-    across, height = (1, 170.0) if sheet.is_narrow else (len(panels), 320.0)
+    across = len(panels)
+    height = 320.0
+    if sheet.is_narrow:
+        across = 1
+        height = 170.0
 
     def body(drawing: Drawing, top: float) -> float:
         return draw_panels(
@@ -153,12 +160,16 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
     drawing.text(
         (middle, box.bottom + 2.3 * size), "members gone", anchor="middle", classes="quiet"
     )
-    for start, end in pairwise(enumerate(at_random.tolist())):
-        ends = [(along(gone), up(accuracy)) for gone, accuracy in (start, end)]
-        drawing.line(ends[0], ends[1], "axis dashed")
+    for start, end in pairwise(_places(along, up, at_random)):
+        drawing.line(start, end, "axis dashed")
     for name, (lowest_first, highest_first) in drawn.items():
         _draw_curve(drawing, along, up, name, lowest_first, "filled")
         _draw_curve(drawing, along, up, name, highest_first, "hollow")
+
+
+def _places(along: Scale, up: Scale, curve: Tensor) -> list[Place]:
+    """Return the places of a curve's points ``[m + 1]``, by how many members are gone."""
+    return [(along(gone), up(accuracy)) for gone, accuracy in enumerate(curve.tolist())]
 
 
 def _draw_curve(
@@ -166,7 +177,7 @@ def _draw_curve(
 ) -> None:
     """Draw a curve with a point wherever somebody has left; at 0 all curves are the same."""
     look = LOOKS[name]
-    places = [(along(gone), up(accuracy)) for gone, accuracy in enumerate(curve.tolist())]
+    places = _places(along, up, curve)
     drawing.curve(places, look.colour)
     order = "lowest first" if kind == "filled" else "highest first"
     for gone, (place, accuracy) in enumerate(zip(places, curve.tolist(), strict=True)):

@@ -11,6 +11,7 @@ from fedif_studies.pictures.svg import Drawing, Kind, Look, width_of
 
 P = TypeVar("P")  # What a panel shows.
 
+_ROOM = 0.06  # At both ends of a scale, as a share of the distance between its values.
 _ALLOWANCE = 1e-9  # Of a tick's place, in steps: sums of steps are rounded.
 
 
@@ -60,10 +61,16 @@ class Scale:
 
     def __call__(self, value: float) -> float:
         """Return a value's place."""
-        low, high = self.low, self.high
+        low = self._on_axis(self.low)
+        high = self._on_axis(self.high)
+        length = self.end - self.start
+        return self.start + length * (self._on_axis(value) - low) / (high - low)
+
+    def _on_axis(self, value: float) -> float:
+        """Return what differences of values are taken of."""
         if self.is_log:
-            value, low, high = math.log10(value), math.log10(low), math.log10(high)
-        return self.start + (self.end - self.start) * (value - low) / (high - low)
+            return math.log10(value)
+        return value
 
     def ticks(self, most: int) -> list[float]:
         """Return round values between both ends, so many at most; powers of ten on a log scale."""
@@ -87,11 +94,14 @@ def _round_step(least: float) -> float:
     return 10 * power
 
 
-def limits(values: Iterable[float], room: float = 0.06) -> tuple[float, float]:
+def limits(values: Iterable[float]) -> tuple[float, float]:
     """Return ends for values, with some room around them."""
     all_values = list(values)
-    low, high = min(all_values), max(all_values)
-    around = room * (high - low) or 1.0
+    low = min(all_values)
+    high = max(all_values)
+    around = _ROOM * (high - low)
+    if not around:
+        around = 1.0
     return low - around, high + around
 
 
@@ -221,11 +231,14 @@ def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry])
     if not entries:
         return top
     size = sheet.size
-    x, y = float(size), top + 1.1 * size
+    left = float(size)
+    x = left
+    y = top + 1.1 * size
     for look, kind, words in entries:
         width = 1.9 * size + width_of(words, size)
-        if x > size and x + width > sheet.width:
-            x, y = float(size), y + 1.6 * size
+        if x > left and x + width > sheet.width:
+            x = left
+            y += 1.6 * size
         drawing.point((x, y - 0.33 * size), look, kind)
         drawing.text((x + 0.8 * size, y), words)
         x += width
@@ -263,7 +276,7 @@ def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> 
 
 
 def horizontal_lines(
-    drawing: Drawing, box: Box, scale: Scale, *, most: int, form: str = "g", labelled: bool = True
+    drawing: Drawing, box: Box, scale: Scale, *, most: int, labelled: bool = True
 ) -> None:
     """Draw a line at each round value, with the value at its left where that is wanted."""
     size = drawing.size
@@ -272,17 +285,17 @@ def horizontal_lines(
         drawing.line((box.left, y), (box.right, y))
         if labelled:
             place = (box.left - 0.35 * size, y + 0.34 * size)
-            drawing.text(place, format(value, form), anchor="end", classes="quiet")
+            drawing.text(place, f"{value:g}", anchor="end", classes="quiet")
 
 
-def vertical_lines(drawing: Drawing, box: Box, scale: Scale, *, most: int, form: str = "g") -> None:
+def vertical_lines(drawing: Drawing, box: Box, scale: Scale, *, most: int) -> None:
     """Draw a line at each round value, with the value below it."""
     size = drawing.size
     for value in scale.ticks(most):
         x = scale(value)
         drawing.line((x, box.top), (x, box.bottom))
         place = (x, box.bottom + 1.2 * size)
-        drawing.text(place, format(value, form), anchor="middle", classes="quiet")
+        drawing.text(place, f"{value:g}", anchor="middle", classes="quiet")
 
 
 def compose(
@@ -309,13 +322,15 @@ def compose(
         Draws the rest from a place on, and returns where it ends.
     """
 
-    def on(height: float) -> tuple[Drawing, float]:
+    def draw_with(height: float) -> tuple[Drawing, float]:
+        """Return a drawing that is said to be so high, and where what is drawn in it ends."""
         drawing = Drawing(sheet.width, height, title, finding, sheet.size)
         top = heading(drawing, sheet, title)
         top = legend(drawing, sheet, top, entries)
         top = remark(drawing, sheet, top, marks)
         return drawing, body(drawing, top)
 
-    _, height = on(0.0)  # How high it is shows when it is drawn.
-    drawing, _ = on(round(height + 0.6 * sheet.size))
+    # A file begins with its height, which shows only once all is drawn: it is drawn twice.
+    _, end = draw_with(0.0)
+    drawing, _ = draw_with(round(end + 0.6 * sheet.size))
     return drawing.to_text()

@@ -108,8 +108,9 @@ class Drawing:
 
     def line(self, start: Place, end: Place, classes: str = "grid") -> None:
         """Draw a straight line; classes: ``grid``, ``axis``, ``bar`` with a colour, ``dashed``."""
-        (x1, y1), (x2, y2) = start, end
-        ends = f'x1="{_number(x1)}" y1="{_number(y1)}" x2="{_number(x2)}" y2="{_number(y2)}"'
+        x1, y1 = map(_number, start)
+        x2, y2 = map(_number, end)
+        ends = f'x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"'
         self._parts.append(f'<line class="{classes}" {ends}/>')
 
     def curve(self, places: Iterable[Place], colour: str) -> None:
