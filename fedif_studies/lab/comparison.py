@@ -9,8 +9,14 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.results import UNFINISHED, Run
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.differences import bounds_and_whose, bounds_in_words, varying
-from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, Measurement, read_measurement
-from fedif_studies.lab.shown_figures import shown_figures
+from fedif_studies.lab.measurements import (
+    ACCURACY,
+    Measurement,
+    configs_of,
+    metrics_of,
+    read_measurement,
+)
+from fedif_studies.lab.shown_figures import FIGURES, shown_figures
 
 
 def compare(runs: Sequence[Run]) -> ResultTable:
@@ -25,26 +31,32 @@ def compare(runs: Sequence[Run]) -> ResultTable:
         If one is unfinished or never evaluated its model, or they have different metrics.
     """
     measurements = _comparable(runs)
-    # What differs, by the column's name: each run's value.
-    columns: dict[str, list[str]] = {}
-    for key in varying(measurements):
-        columns[key] = [str(measurement.config.get(key, "")) for measurement in measurements]
-    seeds = [measurement.config.get("seed", "") for measurement in measurements]
-    if len(set(seeds)) > 1:
-        columns["seed"] = [str(seed) for seed in seeds]
-    if len({bounds_in_words(measurement.config) for measurement in measurements}) > 1:
-        columns["bounds"] = [bounds_and_whose(measurement.config) for measurement in measurements]
+    configs = configs_of(measurements)
+    keys = varying(measurements)
+    if len({config.get("seed", "") for config in configs}) > 1:
+        keys.append("seed")
+    names_bounds = len(set(map(bounds_in_words, configs))) > 1
     lines = []
-    for index, (name, measurement) in enumerate(zip(names_of(runs), measurements, strict=True)):
-        differing = [values[index] for values in columns.values()]
-        seconds = f"{measurement.figures.get('seconds', math.nan):.1f}"
-        lines.append([name, *differing, *shown_figures([measurement]), seconds])
-    heading = ["run", *columns, *ACCURACIES.values(), "detection AUC", "s"]
-    metric = measurements[0].metric
-    title = f"test {metric}"
+    for name, measurement in zip(names_of(runs), measurements, strict=True):
+        line = [name]
+        line += [str(measurement.config.get(key, "")) for key in keys]
+        if names_bounds:
+            line.append(bounds_and_whose(measurement.config))
+        line += shown_figures([measurement])
+        line.append(f"{measurement.figures.get('seconds', math.nan):.1f}")
+        lines.append(line)
+    labels = ["run", *keys]
+    if names_bounds:
+        labels.append("bounds")
+    heading = [*labels, *FIGURES, "s"]
+    return ResultTable(_title_for(measurements[0].metric), heading, lines, num_labels=len(labels))
+
+
+def _title_for(metric: str) -> str:
+    """Return what the table of runs that are measured by a metric is called."""
     if metric == ACCURACY:
-        title += ", %"
-    return ResultTable(title, heading, lines, num_labels=1 + len(columns))
+        return f"test {metric}, %"
+    return f"test {metric}"
 
 
 def _comparable(runs: Sequence[Run]) -> list[Measurement]:
@@ -55,11 +67,11 @@ def _comparable(runs: Sequence[Run]) -> list[Measurement]:
         if measurement is None:
             raise ConfigError(f"{run.name} {_why_not(run)}: it cannot be compared")
         measurements.append(measurement)
-    metrics = [measurement.metric for measurement in measurements]
-    if len(set(metrics)) > 1:
-        named = zip(runs, metrics, strict=True)
-        by_run = ", ".join(f"{run.name}: {metric}" for run, metric in named)
-        raise ConfigError(f"the runs are measured by different metrics: {by_run}")
+    if len(metrics_of(measurements)) > 1:
+        by_run = []
+        for run, measurement in zip(runs, measurements, strict=True):
+            by_run.append(f"{run.name}: {measurement.metric}")
+        raise ConfigError(f"the runs are measured by different metrics: {', '.join(by_run)}")
     return measurements
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from fedif_flower.run.provenance import CODE
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.config import configured_bounds, default_clipping
 from fedif_studies.lab.bounded import RULE
-from fedif_studies.lab.measurements import PATHS, Measurement
+from fedif_studies.lab.measurements import PATHS, Measurement, configs_of
 
 Settings = Mapping[str, Scalar]
 _CLIPPING = "update-clipping"
@@ -24,7 +25,7 @@ def varying(measurements: Sequence[Measurement], swept: Collection[str] = ()) ->
     Where a run wrote and read counts only if it is one of the keys that were ``swept``: another
     folder has other data then.
     """
-    return varying_in([measurement.config for measurement in measurements], swept)
+    return varying_in(configs_of(measurements), swept)
 
 
 def varying_in(configs: Sequence[Settings], swept: Collection[str]) -> list[str]:
@@ -70,11 +71,14 @@ def _clipping(settings: Mapping[str, Any]) -> float:
 
 def have_other_bounds(measurements: Iterable[Measurement], axes: Collection[str]) -> bool:
     """Tell whether runs differ in their bounds by more than the axes say."""
-    bounds: dict[float | None, set[str]] = {}
-    for measurement in measurements:
-        clipping = _clipping(measurement.config) if _CLIPPING in axes else None
-        bounds.setdefault(clipping, set()).add(bounds_in_words(measurement.config))
-    return any(len(different) > 1 for different in bounds.values())
+    first_bounds: dict[float, str] = {}  # Of the first run with that clipping.
+    for config in configs_of(measurements):
+        # Where clipping is an axis, its column says already that these bounds differ.
+        clipping = _clipping(config) if _CLIPPING in axes else 0.0
+        bounds = bounds_in_words(config)
+        if first_bounds.setdefault(clipping, bounds) != bounds:
+            return True
+    return False
 
 
 def other_origins(measurements: Sequence[Measurement]) -> list[str]:
@@ -83,17 +87,16 @@ def other_origins(measurements: Sequence[Measurement]) -> list[str]:
     What a run left no record of is not compared. A task may draw its data from the seed, so data
     are compared among runs of one seed.
     """
-    data_by_seed: dict[object, set[str]] = {}
+    data_by_seed: dict[object, set[str]] = defaultdict(set)
     versions = set()
     for measurement in measurements:
         origin = _origin_of(measurement)
         if "data_fingerprint" in origin:
-            of_seed = data_by_seed.setdefault(measurement.config.get("seed"), set())
-            of_seed.add(origin["data_fingerprint"])
+            data_by_seed[measurement.config.get("seed")].add(origin["data_fingerprint"])
         if CODE in origin:
             versions.add(origin[CODE])
     remarks = []
-    most = max((len(fingerprints) for fingerprints in data_by_seed.values()), default=0)
+    most = max(map(len, data_by_seed.values()), default=0)
     if most > 1:
         remarks.append(f"Not all runs had the same data: there are {most} different sets of them.")
     if len(versions) > 1:

@@ -128,6 +128,21 @@ class Measurement:
         return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
 
 
+def configs_of(measurements: Iterable[Measurement]) -> list[Mapping[str, Scalar]]:
+    """Return the settings of runs."""
+    return [measurement.config for measurement in measurements]
+
+
+def metrics_of(measurements: Iterable[Measurement]) -> list[str]:
+    """Return the metrics that runs are measured by, each once, in the order of their coming."""
+    return list(dict.fromkeys(measurement.metric for measurement in measurements))
+
+
+def figures_of(measurements: Iterable[Measurement], name: str) -> list[float]:
+    """Return a figure of those runs that have it."""
+    return [m.figures[name] for m in measurements if name in m.figures]
+
+
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
     """Return every complete run with a run config in or under the directories, each only once.
 
@@ -161,34 +176,28 @@ def read_measurement(run_dir: Path) -> Measurement | None:
         If the folder is another program's, or of a version that wrote other files.
     """
     with refused_as(ConfigError, f"{run_dir} holds no run that can be read"):
-        return _measurement(run_dir)
+        return _read_complete(run_dir)
 
 
-def _measurement(run_dir: Path) -> Measurement | None:
+def _read_complete(run_dir: Path) -> Measurement | None:
+    """Return what a run measured: its figures, its settings, and what its cell's label says."""
     folder = RunFolder(run_dir)
     summary = folder.summary.read()
     metric, higher_is_better = _metric_of(summary)
-    figures = {}
+    figures = _summary_figures(summary)
+    rounds = [row for row in folder.rounds.read() if int(row["round"])]  # 0: before the first one.
     num_averaged = 0
-    for name in _OF_SUMMARY:
-        value = summary.get(name.replace("-", "_"))
-        if value is not None:
-            figures[name] = float(value)
-    rows = [row for row in folder.rounds.read() if int(row["round"])]
     for split in SPLITS:
         column = f"{split}_{metric_key(metric)}"
-        values = [float(row[column]) for row in rows if row.get(column)]
-        if not values:
+        last_ten = of_last_ten(rounds, column)
+        if not last_ten:
             return None
-        figures[f"{split}-last"] = values[-1]
-        last_ten = of_last_ten(rows, column)
         num_averaged = len(last_ten)
-        figures[f"{split}-last-ten"] = statistics.fmean(map(float, last_ten))
-        best = best_of(values, higher_is_better=higher_is_better)
-        figures[f"{split}-best"] = math.nan if best is None else best
-    label = JsonFile(run_dir / LABEL).read_if_there()
+        figures |= _split_figures(rounds, split, column, higher_is_better=higher_is_better)
     config = folder.settings() if _is_of_own_app(summary) else summary["config"]
     machine = summary.get("machine", {})
+    # A cell of a grid has a label; any other run has none.
+    label = JsonFile(run_dir / LABEL).read_if_there()
     return Measurement(
         config=config,
         data=label.get("data") or subject_of(config),
@@ -203,6 +212,30 @@ def _measurement(run_dir: Path) -> Measurement | None:
         group=str(label.get("group") or ""),
         num_averaged=num_averaged,
     )
+
+
+def _summary_figures(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of a run's summary that it has."""
+    figures = {}
+    for name in _OF_SUMMARY:
+        value = summary.get(name.replace("-", "_"))
+        if value is not None:
+            figures[name] = float(value)
+    return figures
+
+
+def _split_figures(
+    rounds: Sequence[Mapping[str, str]], split: str, column: str, *, higher_is_better: bool
+) -> dict[str, float]:
+    """Return the figures of a split with a value in at least one round."""
+    values = [float(row[column]) for row in rounds if row.get(column)]
+    last_ten = map(float, of_last_ten(rounds, column))
+    best = best_of(values, higher_is_better=higher_is_better)
+    return {
+        f"{split}-last": values[-1],
+        f"{split}-last-ten": statistics.fmean(last_ten),
+        f"{split}-best": math.nan if best is None else best,
+    }
 
 
 def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
@@ -230,11 +263,15 @@ def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:
 
 def _words_for(machine: Mapping[str, Any]) -> str:
     """Return a machine in words: ``"2 cores, x86_64, python 3.11.7, ..."``."""
-    words = []
-    if machine.get("cores"):
-        words.append(f"{machine['cores']} cores")
-    words += [str(machine[key]) for key in ("processor", "gpu") if machine.get(key)]
-    words += [f"{key} {machine[key]}" for key in ("python", "torch", "flwr") if machine.get(key)]
+    forms = {
+        "cores": "{} cores",
+        "processor": "{}",
+        "gpu": "{}",
+        "python": "python {}",
+        "torch": "torch {}",
+        "flwr": "flwr {}",
+    }
+    words = [form.format(machine[key]) for key, form in forms.items() if machine.get(key)]
     return ", ".join(words)
 
 
@@ -285,12 +322,18 @@ def to_row(measurement: Measurement) -> dict[str, str]:
 
 def from_row(row: Mapping[str, str]) -> Measurement:
     """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
-    names = (*_OF_SPLITS, *_OF_SUMMARY)
-    settings = {key: text for key, text in row.items() if text and key not in _NO_SETTINGS}
+    config = {}
+    for column, text in row.items():
+        if text and column not in _NO_SETTINGS:
+            config[column] = _setting(text)
+    figures = {}
+    for name in (*_OF_SPLITS, *_OF_SUMMARY):
+        if row[name]:
+            figures[name] = float(row[name])
     return Measurement(
-        config={key: _setting(text) for key, text in settings.items()},
+        config=config,
         data=row["data"],
-        figures={name: float(row[name]) for name in names if row[name]},
+        figures=figures,
         machine=row["machine"],
         metric=row.get("metric") or ACCURACY,
         higher_is_better=row.get("higher-is-better") != "false",
@@ -303,8 +346,10 @@ def from_row(row: Mapping[str, str]) -> Measurement:
 
 def _processor_in(machine: str) -> str:
     """Return the processor in a machine's words, ``"2 cores, x86_64, python 3.11.7, ..."``."""
-    words = [word for word in machine.split(", ") if not word.endswith(" cores")]
-    return words[0] if words else ""
+    for word in machine.split(", "):
+        if not word.endswith(" cores"):
+            return word
+    return ""
 
 
 def _setting(text: str) -> Scalar:

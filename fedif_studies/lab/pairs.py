@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
@@ -73,26 +73,43 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
     seeded = [measurement for measurement in measurements if "seed" in measurement.config]
     if not seeded:
         return None
-    groups: dict[str, dict[int, float]] = {}
-    for measurement in seeded:
+    by_name = _last_by_seed(seeded, keys)
+    first, *rest = by_name
+    reference = by_name[first]
+    others = []
+    num_kept = len(reference)
+    unmatched = 0
+    for name in rest:
+        by_seed = by_name[name]
+        shared = sorted(by_seed.keys() & reference.keys())
+        num_kept += len(by_seed)
+        unmatched += len(by_seed) - len(shared)
+        if shared:
+            differences = {seed: by_seed[seed] - reference[seed] for seed in shared}
+            others.append(Pairs(name, differences))
+    if not others:
+        return None
+    return Paired(
+        first,
+        others,
+        seeded[0].metric,
+        left_out=len(seeded) - num_kept,
+        unmatched=unmatched,
+        seedless=len(measurements) - len(seeded),
+    )
+
+
+def _last_by_seed(
+    measurements: Iterable[Measurement], keys: Sequence[str]
+) -> dict[str, dict[int, float]]:
+    """Return the mean of the last ten rounds of each combination of settings, by name and seed."""
+    by_name: dict[str, dict[int, float]] = {}
+    for measurement in measurements:
         name = ", ".join(f"{key} = {measurement.config.get(key, '')}" for key in keys)
         scale = 100 if measurement.metric == ACCURACY else 1
         value = scale * measurement.figures["test-last-ten"]
-        groups.setdefault(name, {})[measurement.seed] = value
-    (first, reference), *rest = groups.items()
-    others = []
-    unmatched = 0
-    for name, values in rest:
-        shared = sorted(values.keys() & reference.keys())
-        unmatched += len(values) - len(shared)
-        if shared:
-            others.append(Pairs(name, {seed: values[seed] - reference[seed] for seed in shared}))
-    if not others:
-        return None
-    num_paired = sum(len(by_seed) for by_seed in groups.values())
-    left_out = len(seeded) - num_paired
-    seedless = len(measurements) - len(seeded)
-    return Paired(first, others, seeded[0].metric, left_out, unmatched, seedless)
+        by_name.setdefault(name, {})[measurement.seed] = value
+    return by_name
 
 
 def paired_remarks(paired: Paired) -> list[str]:
@@ -131,8 +148,10 @@ def paired_table(paired: Paired) -> ResultTable:
     for pairs in paired.others:
         line = [pairs.name]
         for seed in seeds:
-            is_paired = seed in pairs.by_seed
-            line.append(format(pairs.by_seed[seed], form) if is_paired else "-")
+            if seed in pairs.by_seed:
+                line.append(format(pairs.by_seed[seed], form))
+            else:
+                line.append("-")
         num_higher = sum(difference > 0 for difference in pairs.by_seed.values())
         line.append(format(pairs.mean, form))
         line.append(f"{num_higher} of {len(pairs.by_seed)}")
@@ -154,8 +173,12 @@ def plot_pairs(paired: Paired, path: Path) -> None:
     axes = figure.subplots()
     axes.axvline(0.0, color=BLACK, linewidth=0.9)
     for index, seed in enumerate(_seeds_of(paired)):
-        places = [place for place, pairs in enumerate(paired.others) if seed in pairs.by_seed]
-        values = [paired.others[place].by_seed[seed] for place in places]
+        places = []
+        values = []
+        for place, pairs in enumerate(paired.others):
+            if seed in pairs.by_seed:
+                places.append(place)
+                values.append(pairs.by_seed[seed])
         axes.plot(values, places, linestyle="none", label=f"seed {seed}", **look(index))
     for place, pairs in enumerate(paired.others):
         axes.vlines(pairs.mean, place - 0.3, place + 0.3, color=BLACK, linewidth=1.6)

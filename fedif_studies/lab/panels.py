@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,8 +12,8 @@ from fedif_flower.run import plots
 from fedif_flower.run.palette import look
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder
-from fedif_studies.lab.measurements import ACCURACY, Measurement
-from fedif_studies.lab.table import MeanStd
+from fedif_studies.lab.measurements import ACCURACY, Measurement, configs_of
+from fedif_studies.lab.table import MeanStd, grouped
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -77,7 +78,7 @@ def axes_of(
     """Return the values of each axis: numbers by size, others as they come."""
     axes = {}
     for key in keys:
-        values = list(dict.fromkeys(m.config.get(key, "") for m in measurements))
+        values = list(dict.fromkeys(config.get(key, "") for config in configs_of(measurements)))
         if _are_numbers(values):
             values.sort()
         axes[key] = tuple(values)
@@ -90,15 +91,15 @@ def points_of(measurements: Sequence[Measurement], along: str) -> list[Point]:
     They are the means of the last ten rounds by a setting, or those of each round. Accuracies are
     in percent.
     """
-    values: dict[float, list[float]] = {}
+    values: dict[float, list[float]] = defaultdict(list)
     for measurement in measurements:
         scale = 100 if measurement.metric == ACCURACY else 1
         if along == ROUND:
             for number, value in measurement.curve("test"):
-                values.setdefault(number, []).append(scale * value)
+                values[number].append(scale * value)
         else:
             place = float(measurement.config[along])
-            values.setdefault(place, []).append(scale * measurement.figures["test-last-ten"])
+            values[place].append(scale * measurement.figures["test-last-ten"])
     return [(place, MeanStd.of(values[place])) for place in sorted(values)]
 
 
@@ -177,10 +178,8 @@ def _draw_legend(
 def _draw_panel(
     panel: Axes, measurements: Sequence[Measurement], roles: Roles, lines: dict[str, int]
 ) -> None:
-    by_line: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        name = _name_of_line(measurement, roles)
-        by_line.setdefault(name, []).append(measurement)
+    """Draw a panel's lines, each as its place in the legend says."""
+    by_line = grouped(measurements, lambda measurement: _name_of_line(measurement, roles))
     for name, runs in by_line.items():
         index = lines.setdefault(name, len(lines))
         points = points_of(runs, roles.along)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, Measurement
+from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, Measurement, figures_of
 from fedif_studies.lab.table import MeanStd
+
+FIGURES = (*ACCURACIES.values(), "detection AUC")
+"""What the columns of :func:`shown_figures` are called."""
 
 
 def shown_figures(measurements: Sequence[Measurement]) -> list[str]:
     """Return the accuracies of runs, in percent, and how well weights tell malicious clients."""
-    in_percent = measurements[0].metric == ACCURACY
-    scale = 100 if in_percent else 1
-    form = ".2f" if in_percent else ".4g"
+    scale = 1
+    form = ".4g"
+    if measurements[0].metric == ACCURACY:
+        scale = 100
+        form = ".2f"
     figures = []
     for name in ACCURACIES:
         values = [scale * measurement.figures[f"test-{name}"] for measurement in measurements]
@@ -23,8 +28,7 @@ def shown_figures(measurements: Sequence[Measurement]) -> list[str]:
 
 def _detection(measurements: Sequence[Measurement]) -> str:
     """Return the detection AUC of runs, and of how many it is where some drew nobody malicious."""
-    all_figures = [measurement.figures for measurement in measurements]
-    aucs = [named["detection-auc"] for named in all_figures if "detection-auc" in named]
+    aucs = figures_of(measurements, "detection-auc")
     if not aucs:
         return "-"
     shown = MeanStd.of(aucs).shown(".3f")
