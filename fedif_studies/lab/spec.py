@@ -55,14 +55,18 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     _replace_seeds(spec)
     if not spec:
         raise ConfigError(f"sweep {str(path)!r} is empty; allowed: keys of a run config, and lists")
-    spec, grids = _parts(spec)
-    for key in sorted(set(spec).union(*grids)):
+    shared, grids = _shared_and_grids(spec)
+    for key in sorted(set(shared).union(*grids)):
         if key in _REFUSED:
             raise ConfigError(f"{key} in {str(path)!r}: {_REFUSED[key]}")
-    axes = {key: _axis(key, value) for key, value in spec.items() if isinstance(value, list)}
-    seeds = axes.pop("seed", [spec.get("seed", defaults["seed"])])
-    fixed = {key: value for key, value in spec.items() if key not in axes}
-    fixed = {**defaults, **fixed}
+    axes: dict[str, list[Scalar]] = {}
+    fixed = dict(defaults)
+    for key, value in shared.items():
+        if isinstance(value, list):
+            axes[key] = _axis(key, value)
+        else:
+            fixed[key] = value
+    seeds = axes.pop("seed", [fixed["seed"]])
     cells: list[Cell] = []
     places: set[Place] = set()
     used: set[str] = set()
@@ -71,7 +75,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
         settings = _settings_of(point, fixed)
         used |= settings.keys()
         cells.append(make_cell(name, _cell_name(point), settings, output_dir))
-    for key in spec:
+    for key in shared:
         if key not in used:
             raise ConfigError(f"{key} in {str(path)!r}; allowed: keys that some cell takes")
     return cells
@@ -91,7 +95,9 @@ def _settings_of(point: Point, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]
     What is fixed for one strategy or attack is said once for all cells.
     """
     settings = {**fixed, **point}
-    return {key: value for key, value in settings.items() if key in point or chosen(key, settings)}
+    return {
+        key: value for key, value in settings.items() if key in point or is_taken(key, settings)
+    }
 
 
 def _pop_name(spec: dict[str, Any], path: Path) -> str:
@@ -121,7 +127,10 @@ def _points(
     for seed, grid in product(seeds, grids):
         grid_axes = dict(axes)
         for key, value in grid.items():
-            grid_axes[key] = _axis(key, value if isinstance(value, list) else [value])
+            if isinstance(value, list):
+                grid_axes[key] = _axis(key, value)
+            else:
+                grid_axes[key] = _axis(key, [value])
         for values in product(*grid_axes.values()):
             yield {"seed": seed, **dict(zip(grid_axes, values, strict=True))}
 
@@ -138,34 +147,40 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def chosen(key: str, settings: Mapping[str, Scalar]) -> bool:
+def is_taken(key: str, settings: Mapping[str, Scalar]) -> bool:
     """Tell whether a key is one of a section that these settings choose, or needs no choice."""
     prefix, dot, _ = key.partition(".")
     if not dot or prefix in _OF_EVERY_CELL:
         return True
-    return any(
-        prefix in section_names(registry, str(settings[registry.key]))
-        for registry in RunConfig.registries.values()
-    )
+    for registry in RunConfig.registries.values():
+        if prefix in section_names(registry, str(settings[registry.key])):
+            return True
+    return False
 
 
 def swept_keys(path: Path) -> set[str]:
     """Return the keys that a sweep varies: its axes, and those of its tables."""
-    spec, grids = _parts(read_toml(path))
-    axes = {key for key, value in spec.items() if isinstance(value, list)}
+    shared, grids = _shared_and_grids(read_toml(path))
+    axes = {key for key, value in shared.items() if isinstance(value, list)}
     return axes.union(*grids)
 
 
-def _parts(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _shared_and_grids(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return what stands above the tables of cells, and these; without any, one that is empty."""
     grids = spec.pop("cells", [{}])
-    are_tables = isinstance(grids, list) and all(isinstance(grid, dict) for grid in grids)
-    if not are_tables or any("seed" in grid or "seeds" in grid for grid in grids):
+    if not _are_tables(grids) or any("seed" in grid or "seeds" in grid for grid in grids):
         raise ConfigError("cells: allowed: tables [[cells]] of run-config keys; seeds above them")
     return flatten(spec), [flatten(grid) for grid in grids]
 
 
+def _are_tables(grids: object) -> bool:
+    if not isinstance(grids, list):
+        return False
+    return all(isinstance(grid, dict) for grid in grids)
+
+
 def _axis(key: str, values: list[Any]) -> list[Scalar]:
+    """Return an axis, or raise ConfigError if one of its values is none of a setting."""
     are_values = bool(values) and all(isinstance(value, Scalar) for value in values)
     require(are_values, key, values, "a list of one or more values")
     return values
