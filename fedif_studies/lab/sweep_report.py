@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,10 +18,17 @@ from fedif_studies.lab.differences import (
     varying,
     varying_in,
 )
-from fedif_studies.lab.measurements import ACCURACIES, PATHS, Measurement, last_ten_remarks, to_row
+from fedif_studies.lab.measurements import (
+    PATHS,
+    Measurement,
+    configs_of,
+    last_ten_remarks,
+    metrics_of,
+    to_row,
+)
 from fedif_studies.lab.panels import axes_of, plot_sweep, roles_of
-from fedif_studies.lab.shown_figures import about_figures, shown_figures
-from fedif_studies.lab.table import write_table
+from fedif_studies.lab.shown_figures import FIGURES, about_figures, shown_figures
+from fedif_studies.lab.table import Column, grouped, write_table
 from fedif_studies.rows import add_rows
 
 
@@ -55,41 +63,63 @@ def report_sweep(
         The settings of all cells, those without a run included: what they vary names each line.
     """
     axes = _axes_of(measurements, swept, planned)
-    combinations: dict[tuple[Scalar, ...], list[Measurement]] = {}
-    for measurement in sorted(measurements, key=lambda measurement: measurement.seed):
-        values = tuple(measurement.config.get(axis, "") for axis in axes)
-        combinations.setdefault(values, []).append(measurement)
-    metrics = list(dict.fromkeys(measurement.metric for measurement in measurements))
-    names_metric = len(metrics) > 1
-    names_bounds = have_other_bounds(measurements, axes)
-    lines = []
+    by_seed = sorted(measurements, key=lambda measurement: measurement.seed)
+    combinations = grouped(by_seed, lambda run: tuple(_values_on(axes, run.config))).values()
     rows = []
-    for values, of_seeds in combinations.items():
-        labels = [str(value) for value in values]
-        first = of_seeds[0]
-        line = list(labels)
-        if names_bounds:
-            line.append(bounds_and_whose(first.config))
-        if names_metric:
-            line.append(first.metric)
-        lines.append([*line, str(len(of_seeds)), *shown_figures(of_seeds)])
-        # A row has no paths; where they are an axis, they tell it from others.
-        place = dict(zip(axes, labels, strict=True))
-        rows += [{**to_row(measurement), **_paths_of(place)} for measurement in of_seeds]
+    for runs in combinations:
+        rows += [_row_of(run, axes) for run in runs]
     add_rows(folder / "results.csv", rows, anew=True)
     pictures = _draw_sweep(name, measurements, axes, folder)
-    about = " ".join(dict.fromkeys(map(about_figures, measurements)))
-    label_columns = list(axes)
-    remarks = [about]
-    if names_bounds:
-        label_columns.append("bounds")
-    if names_metric:
-        label_columns.append("metric")
+    remarks = [" ".join(dict.fromkeys(map(about_figures, measurements)))]
+    metrics = metrics_of(measurements)
+    if len(metrics) > 1:
         remarks.append(f"The pictures show {metrics[0]} alone.")
-    heading = [*label_columns, "seeds", *ACCURACIES.values(), "detection AUC"]
-    table = ResultTable(name, heading, lines, num_labels=len(label_columns))
     remarks += [*last_ten_remarks(measurements), *more_remarks]
+    table = _table_of(name, combinations, _labels(measurements, axes))
     write_table(table, folder, console, remarks, pictures)
+
+
+def _labels(measurements: Sequence[Measurement], axes: Sequence[str]) -> list[Column[Measurement]]:
+    """Return the columns that name a line: what they have for one of its runs."""
+    labels = [(axis, partial(_label_on, axis)) for axis in axes]
+    if have_other_bounds(measurements, axes):
+        labels.append(("bounds", lambda run: bounds_and_whose(run.config)))
+    if len(metrics_of(measurements)) > 1:
+        labels.append(("metric", lambda run: run.metric))
+    return labels
+
+
+def _table_of(
+    name: str,
+    combinations: Iterable[Sequence[Measurement]],
+    labels: Sequence[Column[Measurement]],
+) -> ResultTable:
+    """Return a line for each combination of settings, with the figures of its runs."""
+    lines = []
+    for runs in combinations:
+        line = [label(runs[0]) for _, label in labels]
+        lines.append([*line, str(len(runs)), *shown_figures(runs)])
+    heading = [*(title for title, _ in labels), "seeds", *FIGURES]
+    return ResultTable(name, heading, lines, num_labels=len(labels))
+
+
+def _values_on(axes: Iterable[str], config: Settings) -> list[Scalar]:
+    """Return a run's values on the axes; it may lack settings of another strategy."""
+    return [config.get(axis, "") for axis in axes]
+
+
+def _label_on(axis: str, measurement: Measurement) -> str:
+    """Return a run's value on an axis as text."""
+    return str(measurement.config.get(axis, ""))
+
+
+def _row_of(measurement: Measurement, axes: Iterable[str]) -> dict[str, str]:
+    """Return a run's row; it has no paths, unless they are an axis and tell it from others."""
+    row = to_row(measurement)
+    for axis in axes:
+        if axis in PATHS:
+            row[axis] = _label_on(axis, measurement)
+    return row
 
 
 def _axes_of(
@@ -103,7 +133,7 @@ def _axes_of(
     """
     differing = varying(measurements, swept)
     varied = {*differing, *varying_in(planned, swept)}.intersection(swept)
-    keys = dict.fromkeys(itertools.chain.from_iterable(run.config for run in measurements))
+    keys = dict.fromkeys(itertools.chain.from_iterable(configs_of(measurements)))
     axes = [key for key in keys if key in varied]
     for key in differing:
         if key not in axes and _differs_within(measurements, axes, key):
@@ -114,8 +144,7 @@ def _axes_of(
 def _differs_within(measurements: Sequence[Measurement], axes: Sequence[str], key: str) -> bool:
     """Tell whether a setting differs among runs of one seed that have the same on all axes."""
     value_of: dict[tuple[str, ...], str] = {}
-    for measurement in measurements:
-        config = measurement.config
+    for config in configs_of(measurements):
         place = tuple(repr(config.get(axis)) for axis in (*axes, "seed"))
         value = repr(config.get(key))
         if value_of.setdefault(place, value) != value:
@@ -128,7 +157,8 @@ def _draw_sweep(
 ) -> list[Path]:
     """Draw a sweep over rounds, and along the axis with most numbers; return the pictures."""
     axes = axes_of(measurements, keys)
-    along, over_rounds = roles_of(axes, over_rounds=False), roles_of(axes, over_rounds=True)
+    along = roles_of(axes, over_rounds=False)
+    over_rounds = roles_of(axes, over_rounds=True)
     by_axis = folder / "axes.png"
     by_round = folder / "accuracy.png"
     for earlier in (by_axis, by_round):  # Of a sweep of this name that had other axes.
@@ -138,7 +168,3 @@ def _draw_sweep(
         drawn.append((along, by_axis))
     drawn.append((over_rounds, by_round))
     return [path for roles, path in drawn if plot_sweep(measurements, axes, roles, path, name)]
-
-
-def _paths_of(place: Mapping[str, str]) -> dict[str, str]:
-    return {key: value for key, value in place.items() if key in PATHS}

@@ -15,7 +15,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.settings import Scalar
 from fedif_flower.words import listed
 from fedif_studies.lab.cells import Cell, find_data, make_cell
-from fedif_studies.lab.measurements import PATHS, Measurement
+from fedif_studies.lab.measurements import PATHS, Measurement, figures_of
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.tables import PaperTable, Settings, Variant
 
@@ -41,6 +41,10 @@ _MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
 Place = tuple[Variant, Variant, int]
 """A cell of a table: its row, its column, its seed."""
+CellKey = tuple[str, str]
+"""The keys of a cell's row and column."""
+Differences = dict[str, tuple[Scalar, Scalar]]
+"""By key: a run's setting, and another one that a cell has."""
 
 
 def cell_name(row: Variant, column: Variant, seed: int) -> str:
@@ -152,8 +156,13 @@ class TableCell:
     gpu: str = ""
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Its row, which names a GPU as well, and its column, by their keys."""
+    def key(self) -> CellKey:
+        """Its row and its column: the same for what a CPU and a GPU measured of it."""
+        return self.row.key, self.column.key
+
+    @property
+    def line_key(self) -> CellKey:
+        """Its line, which is its row and the GPU that measured it, and its column."""
         return f"{self.row.key} {self.gpu}".strip(), self.column.key
 
     @property
@@ -165,11 +174,25 @@ class TableCell:
 
     def mean(self, name: str, scale: int = 1) -> MeanStd | None:
         """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
-        figures = [measurement.figures for measurement in self.measurements]
-        values = [scale * named[name] for named in figures if name in named]
+        values = [scale * figure for figure in figures_of(self.measurements, name)]
         if not values:
             return None
         return MeanStd.of(values)
+
+
+def keys_of(cells: Iterable[TableCell]) -> set[CellKey]:
+    """Return the rows and columns of cells; one that a CPU and a GPU measured is one cell."""
+    return {cell.key for cell in cells}
+
+
+def with_measurements(cells: Iterable[TableCell]) -> list[TableCell]:
+    """Return the cells that were measured."""
+    return [cell for cell in cells if cell.measurements]
+
+
+def of_column(cells: Iterable[TableCell], column: Variant) -> list[TableCell]:
+    """Return the cells of a column, in their order."""
+    return [cell for cell in cells if cell.column.key == column.key]
 
 
 def fill_table(
@@ -207,31 +230,37 @@ def fill_table(
         paper = None
         if compared:
             paper = table.printed(row, column)
-        # GPUs sum in another order, and take other times.
-        by_gpu: dict[str, list[Measurement]] = {"": []}
-        for run in fitting:
-            if not _differences(run, settings):
-                by_gpu.setdefault(run.gpu, []).append(run)
+        by_gpu = _by_gpu(fitting, settings)
         for gpu in sorted(by_gpu):
-            runs = _last_of_each_seed(by_gpu[gpu])
-            cells.append(TableCell(row, column, runs, paper, gpu))
+            of_seeds = _last_of_each_seed(by_gpu[gpu])
+            cells.append(TableCell(row, column, of_seeds, paper, gpu))
     return cells
 
 
-def _last_of_each_seed(runs: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return a run for each seed, by seeds: of several the last, since new results stand last."""
-    by_seed = {run.seed: run for run in runs}
+def _by_gpu(
+    measurements: Iterable[Measurement], settings: Mapping[str, Scalar]
+) -> dict[str, list[Measurement]]:
+    """Return the measurements with a cell's settings by GPU; those of a CPU under ``""``.
+
+    GPUs sum in another order, and take other times.
+    """
+    by_gpu: dict[str, list[Measurement]] = {"": []}
+    for measurement in measurements:
+        if not _differences(measurement, settings):
+            by_gpu.setdefault(measurement.gpu, []).append(measurement)
+    return by_gpu
+
+
+def _last_of_each_seed(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
+    """Return one for each seed, by seeds: of several the last, since new results stand last."""
+    by_seed = {measurement.seed: measurement for measurement in measurements}
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
 def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:
     """Return cells without those of a CPU that a GPU alone has measured."""
-    by_gpu = {(cell.row.key, cell.column.key) for cell in cells if cell.gpu}
-
-    def is_shown(cell: TableCell) -> bool:
-        return bool(cell.measurements) or (cell.row.key, cell.column.key) not in by_gpu
-
-    return [cell for cell in cells if is_shown(cell)]
+    measured_by_gpu = {cell.key for cell in cells if cell.gpu}
+    return [cell for cell in cells if cell.measurements or cell.key not in measured_by_gpu]
 
 
 def measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
@@ -309,19 +338,19 @@ def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
     Seeds differ by more than many rows do: a mean over some says nothing beside one over others.
     """
     shared: dict[str, set[int]] = {}  # By column.
-    for cell in cells:
+    for cell in with_measurements(cells):
+        column = cell.column.key
         seeds = {measurement.seed for measurement in cell.measurements}
-        if seeds:
-            shared[cell.column.key] = shared.get(cell.column.key, seeds) & seeds
+        shared[column] = shared.get(column, seeds) & seeds
     comparable = []
     for cell in cells:
-        of_column = shared.get(cell.column.key, set())
-        measurements = tuple(m for m in cell.measurements if m.seed in of_column)
+        shared_seeds = shared.get(cell.column.key, set())
+        measurements = tuple(m for m in cell.measurements if m.seed in shared_seeds)
         comparable.append(replace(cell, measurements=measurements))
     return comparable
 
 
-def best_of_the_paper(table: PaperTable) -> set[tuple[str, str]]:
+def best_of_the_paper(table: PaperTable) -> set[CellKey]:
     """Return (row, column) of the highest figure of each column that the paper prints.
 
     That is over all rows of its table, measured here or not.
@@ -334,23 +363,23 @@ def best_of_the_paper(table: PaperTable) -> set[tuple[str, str]]:
 
 def best_rows(
     cells: Iterable[TableCell], value: Callable[[TableCell], MeanStd | None]
-) -> set[tuple[str, str]]:
-    """Return (row, column) of the highest mean of each column that has two or more.
+) -> set[CellKey]:
+    """Return the lines and columns of the highest mean of each column that has two or more.
 
     Means that are the same at two decimals, as tables show them, are equally high.
     """
-    columns: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[CellKey, float]] = {}  # By column, and there by line and column.
     for cell in cells:
         figure = value(cell)
         if figure is not None:
-            row, column = cell.place
-            columns.setdefault(column, {})[row] = round(figure.mean, 2)
+            means_of_column = means.setdefault(cell.column.key, {})
+            means_of_column[cell.line_key] = round(figure.mean, 2)
     best = set()
-    for column, means in columns.items():
-        if len(means) < 2:
+    for means_of_column in means.values():
+        if len(means_of_column) < 2:
             continue
-        highest = max(means.values())
-        best |= {(row, column) for row, mean in means.items() if mean == highest}
+        highest = max(means_of_column.values())
+        best |= {key for key, mean in means_of_column.items() if mean == highest}
     return best
 
 
@@ -377,9 +406,7 @@ def _is_for(measurement: Measurement, table: PaperTable) -> bool:
     return not table.is_timed or measurement.group in ("", table.name)
 
 
-def _differences(
-    measurement: Measurement, settings: Mapping[str, Scalar]
-) -> dict[str, tuple[Scalar, Scalar]]:
+def _differences(measurement: Measurement, settings: Mapping[str, Scalar]) -> Differences:
     """Return by key a run's setting and a cell's, where these are not the same."""
     config = dict(measurement.config)
     # A folder of CIFAR-10's images stands for CIFAR-10; only a cell's label says that it is one.

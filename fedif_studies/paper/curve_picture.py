@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.cells import TableCell, of_column
 from fedif_studies.paper.curves import Curve, Curves
 from fedif_studies.paper.findings import curves_finding
 from fedif_studies.paper.points import DATA, LOOKS, Filled
@@ -50,8 +50,10 @@ def heaviest(table: PaperTable, attack: str) -> Variant:
 
     def weight(column: Variant) -> tuple[float, float, float]:
         settings = column.settings
-        amounts = (settings.get("poison-ratio-max", 0.0), settings.get("gradient-noise.std", 0.0))
-        return float(settings["malicious-fraction"]), float(amounts[0]), float(amounts[1])
+        share = float(settings["malicious-fraction"])
+        poisoned = float(settings.get("poison-ratio-max", 0.0))
+        noise = float(settings.get("gradient-noise.std", 0.0))
+        return share, poisoned, noise
 
     return max(columns, key=weight)
 
@@ -62,7 +64,7 @@ def curve_panels(filled: Filled, curves: Mapping[str, Curves]) -> list[CurvePane
     for data, (poisoned, noisy) in DATA.items():
         for name, attack in ((poisoned, "label-noise"), (noisy, "gradient-noise")):
             column = heaviest(TABLES[name], attack)
-            cells = [cell for cell in filled[name] if cell.column.key == column.key]
+            cells = of_column(filled[name], column)
             title = f"{data}, {column.title}"
             panels.append(_curve_panel(title, TABLES[name], cells, curves[name]))
     return panels
@@ -111,13 +113,15 @@ def _last_accuracies(panel: CurvePanel) -> dict[str, float]:
 def _missing_curves(panels: Sequence[CurvePanel]) -> str:
     """Return how many curves are not there, and which."""
     count = 0
+    num_curves = 0
     by_panel = []
     for panel in panels:
         absent = [row.title for row in panel.rows if row.key not in panel.curves]
         count += len(absent)
+        num_curves += len(panel.rows)
         if absent:
             by_panel.append(f"{panel.title}: {', '.join(absent)}")
-    words = f"Missing: {count} of {sum(len(panel.rows) for panel in panels)} curves"
+    words = f"Missing: {count} of {num_curves} curves"
     if by_panel:
         words += f". {'; '.join(by_panel)}"
     return f"{words}."

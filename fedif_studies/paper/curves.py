@@ -37,12 +37,13 @@ def curve_rows(cells: Iterable[TableCell]) -> list[dict[str, str]]:
     rows = []
     for cell in cells:
         for measurement in cell.measurements:
-            key = dict(zip(_KEY, _key(cell, measurement), strict=True))
+            key = dict(zip(_KEY, _key_of_curve(cell, measurement), strict=True))
             rows += [key | accuracies for accuracies in _thinned(measurement)]
     return rows
 
 
-def _key(cell: TableCell, measurement: Measurement) -> Key:
+def _key_of_curve(cell: TableCell, measurement: Measurement) -> Key:
+    """Return the key of a measurement's curve: its values in the columns of ``_KEY``."""
     return (
         cell.row.key,
         cell.column.key,
@@ -81,44 +82,45 @@ def update_curves(path: Path, cells: Sequence[TableCell]) -> None:
     new_rows = curve_rows(cells)
     if not new_rows:
         return
-    renewed = {_key_of(row) for row in new_rows}
-    published = {_key(cell, m) for cell in cells for m in cell.measurements}
+    renewed = set(map(_key_of_row, new_rows))
+    published = set()
+    for cell in cells:
+        published |= {_key_of_curve(cell, measurement) for measurement in cell.measurements}
     staying = []
     for row in read_rows(path):
-        key = _key_of(row)
+        key = _key_of_row(row)
         if key in published and key not in renewed:
             staying.append(row)
     rows = [*staying, *new_rows]
-    rows.sort(key=lambda row: (_key_of(row)[:5], int(row["round"])))
+    # By all but the revision: it is the last in the key.
+    rows.sort(key=lambda row: (_key_of_row(row)[:-1], int(row["round"])))
     add_rows(path, rows, anew=True)
 
 
-def _key_of(row: Mapping[str, str]) -> Key:
+def _key_of_row(row: Mapping[str, str]) -> Key:
     return tuple(row[name] for name in _KEY)
 
 
 class Curves:
-    """The curves of a table's cells.
+    """The test accuracies of a table's cells by round.
 
     Parameters
     ----------
     path : Path
         The file; without it there is none.
-    split : {"test", "validation"}
-        What the accuracies are of.
     """
 
-    def __init__(self, path: Path, split: str = "test") -> None:
+    def __init__(self, path: Path) -> None:
         self._by_key: dict[Key, dict[int, float]] = {}
         for row in read_rows(path):
-            curve = self._by_key.setdefault(_key_of(row), {})
-            curve[int(row["round"])] = float(row[split])
+            curve = self._by_key.setdefault(_key_of_row(row), {})
+            curve[int(row["round"])] = float(row["test"])
 
     def mean(self, cell: TableCell) -> Curve:
         """Return the mean over those seeds of a cell that have a curve; empty: none has one."""
         curves = []
         for measurement in cell.measurements:
-            curve = self._by_key.get(_key(cell, measurement))
+            curve = self._by_key.get(_key_of_curve(cell, measurement))
             if curve:
                 curves.append(curve)
         if not curves:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from fedif_studies.lab.cells import title_of_data
-from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.cells import TableCell, keys_of
 from fedif_studies.paper.findings import (
     AGGREGATION,
     AUC,
@@ -22,6 +22,7 @@ from fedif_studies.paper.points import (
     Filled,
     Point,
     count_missing,
+    in_column,
     note_of,
     points_of,
 )
@@ -69,7 +70,7 @@ def _missing_scores(cells_by_data: Mapping[str, Sequence[TableCell]]) -> str:
     count = 0
     measured = 0
     for cells in cells_by_data.values():
-        count += len({(cell.row.key, cell.column.key) for cell in cells})
+        count += len(keys_of(cells))
         for cell in one_each(cells):
             if cell.mean(AUC) is not None:
                 measured += 1
@@ -86,8 +87,10 @@ def _low_end(panels: Iterable[DotPanel]) -> float:
     return low
 
 
-def _title_of(key: str) -> str:
-    return next(row.title for row in TABLES["cifar10"].rows if row.key == key)
+def _title_of(method: str) -> str:
+    """Return what a method's row is called; every table of accuracies has all of them."""
+    titles = {row.key: row.title for row in TABLES["cifar10"].rows}
+    return titles[method]
 
 
 def _auc_lines(cells: Sequence[TableCell]) -> list[Line]:
@@ -119,7 +122,7 @@ def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
     )
     panels = []
     for column in table.columns:
-        points_of_column = [point for point in points if point.column.key == column.key]
+        points_of_column = in_column(points, column)
         lines = [_seconds_line(row, points_of_column) for row in table.rows]
         panels.append(DotPanel(title_of_data(column.key), "", lines))
     seconds = [point.figure.mean for point in points]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedif_studies.lab.cells import title_of_data
-from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.cells import TableCell
+from fedif_studies.lab.table import MeanStd, grouped
+from fedif_studies.paper.cells import CellKey, TableCell, of_column
 from fedif_studies.paper.tables import PaperTable
 
 LAST_TEN = "test-last-ten"
@@ -21,10 +21,10 @@ _SHARP = 0.95  # An AUC from which on scores are said to find who is malicious.
 
 def one_each(cells: Iterable[TableCell]) -> list[TableCell]:
     """Return each measured cell once: as a CPU measured it, else as a GPU did."""
-    chosen: dict[tuple[str, str], TableCell] = {}
+    chosen: dict[CellKey, TableCell] = {}
     for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
         if cell.measurements:
-            chosen.setdefault((cell.row.key, cell.column.key), cell)
+            chosen.setdefault(cell.key, cell)
     return list(chosen.values())
 
 
@@ -35,43 +35,52 @@ class Lead(NamedTuple):
     points: float
 
 
-def leads_here(cells: Sequence[TableCell], other: str = "fedavg") -> list[Lead]:
-    """Return FedIF's lead in each column, over the seeds that both methods have.
+def leads_here(cells: Sequence[TableCell]) -> list[Lead]:
+    """Return FedIF's lead over FedAvg in each column, over the seeds that both have.
 
     Those of a CPU are compared where both have them, else those of a GPU.
     """
-    by_place = {(cell.column.key, cell.gpu, cell.row.key): cell for cell in cells}
     leads = []
-    for column in dict.fromkeys(cell.column.key for cell in cells):
-        for gpu in sorted({cell.gpu for cell in cells}):
-            first = by_place.get((column, gpu, "fedif"))
-            second = by_place.get((column, gpu, other))
-            if first is None or second is None:
-                continue
-            gains = _gains(first, second)
-            if gains:
-                leads.append(Lead(first.column.title, statistics.fmean(gains)))
-                break
+    for cells_of_column in grouped(cells, lambda cell: cell.column.key).values():
+        gains = _gains_in(cells_of_column)
+        if gains:
+            leads.append(Lead(cells_of_column[0].column.title, statistics.fmean(gains)))
     return leads
+
+
+def _gains_in(cells: Iterable[TableCell]) -> list[float]:
+    """Return FedIF's points beyond FedAvg's in a column, for each seed that both have."""
+    by_gpu = grouped(cells, lambda cell: cell.gpu)
+    for gpu in sorted(by_gpu):  # A CPU's name is empty here.
+        by_row = {cell.row.key: cell for cell in by_gpu[gpu]}
+        if "fedif" in by_row and "fedavg" in by_row:
+            gains = _gains(by_row["fedif"], by_row["fedavg"])
+            if gains:
+                return gains
+    return []
 
 
 def _gains(first: TableCell, second: TableCell) -> list[float]:
     """Return a cell's points beyond another's, for each seed that both have."""
-    before = {m.seed: m.figures[LAST_TEN] for m in second.measurements}
-    shared = [m for m in first.measurements if m.seed in before]
-    return [100 * (m.figures[LAST_TEN] - before[m.seed]) for m in shared]
+    second_by_seed = {m.seed: m.figures[LAST_TEN] for m in second.measurements}
+    gains = []
+    for measurement in first.measurements:
+        reference = second_by_seed.get(measurement.seed)
+        if reference is not None:
+            gains.append(100 * (measurement.figures[LAST_TEN] - reference))
+    return gains
 
 
-def leads_of_paper(cells: Iterable[TableCell], other: str = "fedavg") -> list[Lead]:
-    """Return FedIF's lead in each column, as the paper prints it."""
-    printed: dict[str, dict[str, float]] = {}
+def leads_of_paper(cells: Iterable[TableCell]) -> list[Lead]:
+    """Return FedIF's lead over FedAvg in each column, as the paper prints it."""
+    printed: dict[str, dict[str, float]] = {}  # By column and row.
     for cell in cells:
         if cell.paper is not None:
             printed.setdefault(cell.column.title, {})[cell.row.key] = cell.paper.mean
     leads = []
-    for column, of_rows in printed.items():
-        if "fedif" in of_rows and other in of_rows:
-            leads.append(Lead(column, of_rows["fedif"] - of_rows[other]))
+    for column, by_row in printed.items():
+        if "fedif" in by_row and "fedavg" in by_row:
+            leads.append(Lead(column, by_row["fedif"] - by_row["fedavg"]))
     return leads
 
 
@@ -146,15 +155,17 @@ def auc_finding(panels: Mapping[str, Sequence[TableCell]]) -> str:
     """
     sentences = []
     for data, cells in panels.items():
-        for method in dict.fromkeys(cell.row.title for cell in cells):
+        for method, cells_of_method in grouped(cells, lambda cell: cell.row.title).items():
             measured = []
-            for cell in one_each(cells):
+            for cell in one_each(cells_of_method):
                 figure = cell.mean(AUC)
-                if cell.row.title == method and figure is not None:
+                if figure is not None:
                     measured.append((figure.mean, cell.column.title))
             if measured:
                 sentences.append(f"{data}: {_sharpness(method, measured)}")
-    return " ".join(sentences) or "No AUC is measured yet."
+    if not sentences:
+        return "No AUC is measured yet."
+    return " ".join(sentences)
 
 
 def _sharpness(method: str, measured: Sequence[tuple[float, str]]) -> str:
@@ -170,7 +181,7 @@ def seconds_finding(table: PaperTable, cells: Sequence[TableCell]) -> str:
     """Return how many times as long AFedSV aggregates as FedIF, here and in the paper."""
     sentences = []
     for column in table.columns:
-        here = _seconds_here([cell for cell in cells if cell.column.key == column.key])
+        here = _seconds_here(of_column(cells, column))
         paper = {}
         for row in table.rows:
             figure = printed_seconds(table, row.key, column.key)

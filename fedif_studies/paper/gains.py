@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from fedif_flower.tables import ResultTable, shown_number
 from fedif_studies.lab.table import shown_mean
 from fedif_studies.paper.cells import TableCell
-from fedif_studies.paper.findings import (
-    AUC,
-    LAST_TEN,
-    leads_here,
-    leads_of_paper,
-    one_each,
-)
+from fedif_studies.paper.findings import AUC, LAST_TEN, leads_here, leads_of_paper, one_each
 from fedif_studies.paper.points import DATA, Filled
 
 MALICIOUS_WEIGHT = "malicious-weight-share"
@@ -55,13 +49,13 @@ def gains_lines(filled: Filled) -> list[str]:
             line = [
                 data,
                 column,
-                _shown(fedavg, LAST_TEN, 100, ".1f"),
-                _shown(fedif, LAST_TEN, 100, ".1f"),
+                _shown_figure(fedavg, LAST_TEN, ".1f", scale=100),
+                _shown_figure(fedif, LAST_TEN, ".1f", scale=100),
                 shown_number(leads.get(column), "+.1f"),
                 shown_number(printed.get(column), "+.1f"),
-                _shown(fedif, AUC, 1, ".3f"),
-                _shown(fedavg, MALICIOUS_WEIGHT, 100, ".0f"),
-                _shown(fedif, MALICIOUS_WEIGHT, 100, ".0f"),
+                _shown_figure(fedif, AUC, ".3f"),
+                _shown_figure(fedavg, MALICIOUS_WEIGHT, ".0f", scale=100),
+                _shown_figure(fedif, MALICIOUS_WEIGHT, ".0f", scale=100),
             ]
             lines.append(line)
             if column in leads and column in printed:
@@ -71,9 +65,11 @@ def gains_lines(filled: Filled) -> list[str]:
     return [*table.to_markdown(), "", _in_all(here, paper, len(lines))]
 
 
-def _shown(cell: TableCell | None, name: str, scale: int, form: str) -> str:
+def _shown_figure(cell: TableCell | None, name: str, form: str, scale: int = 1) -> str:
     """Return a figure of a cell as text; a dash where there is none."""
-    return shown_mean(None if cell is None else cell.mean(name, scale), form)
+    if cell is None:
+        return "-"
+    return shown_mean(cell.mean(name, scale), form)
 
 
 def _in_all(here: Sequence[float], paper: Sequence[float], num_columns: int) -> str:

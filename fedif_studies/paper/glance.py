@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,10 +17,17 @@ from fedif_studies.pictures.panels import Entry, Sheet
 from fedif_studies.pictures.sheets import Picture
 from fedif_studies.pictures.svg import Kind, Look
 
-Bar = tuple[str, bool]
-"""A method's name, and whether it has bounds on its updates."""
+
+class Bar(NamedTuple):
+    """A point of the picture with its bar: a method, with bounds on its updates or without."""
+
+    method: str
+    is_bounded: bool
+
+
 Point = tuple[Bar, float]
 """An accuracy in percent of one seed, and the bar that it belongs to."""
+Row = Mapping[str, str]
 
 METHODS = MappingProxyType(
     {
@@ -28,10 +36,27 @@ METHODS = MappingProxyType(
         "influence descent": Look("vermillion", "diamond"),
     }
 )
-_KEYS = MappingProxyType(
+# As a run config and the paper's tables name them.
+_METHOD_NAMES = MappingProxyType(
     {"fedavg": "FedAvg", "fedif": "FedIF", "influence-descent": "influence descent"}
 )
+# The kinds of bounds that are shown, and whether they bound anything.
 _BOUNDS = MappingProxyType({"none": False, "full": True})
+
+
+class _Style(NamedTuple):
+    """How a dot with bounds differs from one without: by its kind, and by its place."""
+
+    is_bounded: bool
+    words: str
+    kind: Kind
+    up: float  # How far above its line it stands, in font sizes.
+
+
+_STYLES = (
+    _Style(is_bounded=True, words="with bounds", kind="filled", up=0.35),
+    _Style(is_bounded=False, words="without bounds", kind="hollow", up=-0.35),
+)
 
 
 class Case(NamedTuple):
@@ -43,28 +68,32 @@ class Case(NamedTuple):
 
     def read(self, results: Path) -> dict[Bar, MeanStd]:
         """Return each bar's accuracy over seeds, from a folder with the rows."""
-        values: dict[Bar, list[float]] = {}
+        accuracies: dict[Bar, list[float]] = defaultdict(list)
         for bar, accuracy in self.points(results):
-            values.setdefault(bar, []).append(accuracy)
-        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in values.items()}
+            accuracies[bar].append(accuracy)
+        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in accuracies.items()}
+
+
+def _is_of_case(row: Row, data: str, attack: str, share: float) -> bool:
+    """Tell whether a row is of a data set under an attack by a share of the clients."""
+    return row["data"] == data and row["attack"] == attack and float(row["share"]) == share
 
 
 def _of_arena(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
     """Yield the arena's bouts under an attack."""
     for row in read_rows(results / "arena.csv"):
-        is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
-        if is_of_case and row["rule"] in METHODS:
-            bar = row["rule"], _BOUNDS[row["bounds"]]
+        if _is_of_case(row, data, attack, share) and row["rule"] in METHODS:
+            bar = Bar(row["rule"], _BOUNDS[row["bounds"]])
             yield bar, 100 * float(row["accuracy"])
 
 
 def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
     """Yield the factorial's cells under an attack, without server momentum."""
     for row in read_rows(results / "factorial.csv"):
-        is_of_case = (row["data"], row["attack"], float(row["share"])) == (data, attack, share)
-        is_shown = row["weights"] in _KEYS and row["bounds"] in _BOUNDS
-        if is_of_case and is_shown and float(row["momentum"]) == 0:
-            bar = _KEYS[row["weights"]], _BOUNDS[row["bounds"]]
+        if not _is_of_case(row, data, attack, share) or float(row["momentum"]) != 0:
+            continue
+        if row["weights"] in _METHOD_NAMES and row["bounds"] in _BOUNDS:
+            bar = Bar(_METHOD_NAMES[row["weights"]], _BOUNDS[row["bounds"]])
             yield bar, float(row["last-ten"])
 
 
@@ -77,24 +106,25 @@ def _of_protocol(
     measured on a CPU are shown.
     """
     for row in _on_like_terms(results / table):
-        if row["column"] == column and row["row"] in _KEYS:
-            yield (_KEYS[row["row"]], False), _last_ten(row)
+        if row["column"] == column and row["row"] in _METHOD_NAMES:
+            yield Bar(_METHOD_NAMES[row["row"]], is_bounded=False), _last_ten(row)
     for row in _on_like_terms(results / bounded):
         if row["rule.bounds"] in _BOUNDS:
-            yield (_KEYS[row["rule.weights"]], _BOUNDS[row["rule.bounds"]]), _last_ten(row)
+            method = _METHOD_NAMES[row["rule.weights"]]
+            yield Bar(method, _BOUNDS[row["rule.bounds"]]), _last_ten(row)
     for row in _on_like_terms(results / descent):
         if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
-            yield (_KEYS["influence-descent"], False), _last_ten(row)
+            yield Bar("influence descent", is_bounded=False), _last_ten(row)
 
 
-def _on_like_terms(path: Path) -> Iterator[Mapping[str, str]]:
+def _on_like_terms(path: Path) -> Iterator[Row]:
     """Yield a file's rows that can stand beside each other in one case."""
     for row in read_rows(path):
         if row["normalization"] == "data" and not row.get("gpu"):
             yield row
 
 
-def _last_ten(row: Mapping[str, str]) -> float:
+def _last_ten(row: Row) -> float:
     """Return a run's test accuracy in percent."""
     return 100 * float(row["test-last-ten"])
 
@@ -154,22 +184,25 @@ def glance_picture(results: Path) -> Picture:
         The folder with the rows.
     """
     title = "Test accuracy in %, mean of the last ten rounds and of three to five seeds"
-    by_case = [(case, case.read(results)) for case in CASES]
-    finding = glance_finding([figures for _, figures in by_case])
-    panels = [DotPanel(case.title, case.words, _lines(figures)) for case, figures in by_case]
+    figures_by_case = []
+    panels = []
+    num_measured = 0
+    for case in CASES:
+        figures = case.read(results)
+        figures_by_case.append(figures)
+        panels.append(DotPanel(case.title, case.words, _lines(figures)))
+        num_measured += len(figures)
+    finding = glance_finding(figures_by_case)
     plot = DotPlot(panels, 0.0, 100.0, across=3)
     entries: list[Entry] = [(look, "filled", name) for name, look in METHODS.items()]
     marks = (
         "Filled: with bounds on the length of updates and on the loss after a step; hollow: "
         "without. Bars: deviation over seeds."
     )
-    lacking = 0
-    for _, figures in by_case:
-        lacking += 2 * len(METHODS) - len(figures)
-    num_points = 2 * len(METHODS) * len(CASES)
+    num_points = len(_STYLES) * len(METHODS) * len(CASES)
     caption = f"All {num_points} points are measured."
-    if lacking:
-        caption = f"Not measured: {lacking} of {num_points} points."
+    if num_measured < num_points:
+        caption = f"Not measured: {num_points - num_measured} of {num_points} points."
 
     def draw(sheet: Sheet) -> str:
         return plot.draw(sheet, title, finding, entries, marks)
@@ -187,14 +220,14 @@ def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
     """
     sentences = []
     for method in METHODS:
-        gains = _differences(cases, (method, True), (method, False))
+        gains = _differences(cases, Bar(method, is_bounded=True), Bar(method, is_bounded=False))
         if gains:
             sentences.append(
                 f"Bounds bring {method} {statistics.median(gains):.1f} points in the median of "
                 f"{len(gains)} cases, {max(gains):.1f} at most."
             )
     for words, is_bounded in (("With bounds", True), ("Without bounds", False)):
-        leads = _differences(cases, ("FedIF", is_bounded), ("FedAvg", is_bounded))
+        leads = _differences(cases, Bar("FedIF", is_bounded), Bar("FedAvg", is_bounded))
         ahead = sum(lead > 0 for lead in leads)
         sentences.append(f"{words} FedIF is above FedAvg in {ahead} of {len(leads)} cases.")
     return " ".join(sentences)
@@ -207,16 +240,15 @@ def _differences(cases: Sequence[Mapping[Bar, MeanStd]], first: Bar, second: Bar
 
 
 def _lines(figures: Mapping[Bar, MeanStd]) -> list[Line]:
+    """Return a line for each method, with a dot for each of its two bars that is measured."""
     lines = []
     for method, look in METHODS.items():
         dots = []
-        for is_bounded in (True, False):
-            figure = figures.get((method, is_bounded))
+        for style in _STYLES:
+            figure = figures.get(Bar(method, style.is_bounded))
             if figure is not None:
-                kind: Kind = "filled" if is_bounded else "hollow"
-                bounds = "with bounds" if is_bounded else "without bounds"
-                note = f"{method} {bounds}: {figure.shown('.1f')}"
-                up = 0.35 if is_bounded else -0.35
-                dots.append(Dot(look, kind, figure.mean, note, figure.std or 0.0, up))
+                note = f"{method} {style.words}: {figure.shown('.1f')}"
+                deviation = figure.std or 0.0
+                dots.append(Dot(look, style.kind, figure.mean, note, deviation, style.up))
         lines.append(Line(method, dots))
     return lines

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.cells import TableCell, keys_of
 from fedif_studies.paper.curve_picture import curves_picture
 from fedif_studies.paper.curves import Curves, path_of
 from fedif_studies.paper.dot_pictures import auc_picture, seconds_picture
@@ -18,6 +18,7 @@ from fedif_studies.paper.points import (
     Filled,
     Point,
     count_missing,
+    in_column,
     note_of,
     points_of,
 )
@@ -89,9 +90,7 @@ def accuracy_picture(
 
 def _count_earlier(cells: Sequence[TableCell], earlier: Sequence[TableCell]) -> str:
     """Return how many missing cells were measured with other pixels; empty: none was."""
-    here = {(cell.row.key, cell.column.key) for cell in one_each(cells)}
-    before = {(cell.row.key, cell.column.key) for cell in one_each(earlier)}
-    count = len(before - here)
+    count = len(keys_of(one_each(earlier)) - keys_of(one_each(cells)))
     if not count:
         return ""
     verb = "was" if count == 1 else "were"
@@ -130,8 +129,7 @@ def _draw_accuracies(
             scale = Scale(low, high, box.bottom, box.top)
             horizontal_lines(drawing, box, scale, most=6, labelled=grid.is_first(index))
             _write_column(drawing, box, column)
-            shown = [point for point in points if point.column.key == column.key]
-            _draw_points(drawing, box, scale, table.rows, shown)
+            _draw_points(drawing, box, scale, table.rows, in_column(points, column))
         return grid.bottom
 
     return compose(sheet, title, finding, entries, MARKS, body)

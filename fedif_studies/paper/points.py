@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fedif_studies.lab.table import MeanStd
-from fedif_studies.paper.cells import TableCell
+from fedif_studies.paper.cells import TableCell, keys_of
 from fedif_studies.paper.findings import one_each
 from fedif_studies.paper.tables import Variant
 from fedif_studies.pictures.svg import Kind, Look
@@ -66,6 +66,11 @@ def points_of(
     return points
 
 
+def in_column(points: Iterable[Point], column: Variant) -> list[Point]:
+    """Return the points of a column, in their order."""
+    return [point for point in points if point.column.key == column.key]
+
+
 def note_of(point: Point, form: str) -> str:
     """Return what a pointer over a point shows."""
     where = {"filled": "here", "holed": "here, on a GPU", "hollow": "paper"}[point.kind]
@@ -74,6 +79,5 @@ def note_of(point: Point, form: str) -> str:
 
 def count_missing(cells: Sequence[TableCell]) -> str:
     """Return how many cells of a table nobody measured."""
-    places = {(cell.row.key, cell.column.key) for cell in cells}
-    lacking = len(places) - len(one_each(cells))
-    return f"Missing here: {lacking} of {len(places)} cells."
+    count = len(keys_of(cells))
+    return f"Missing here: {count - len(one_each(cells))} of {count} cells."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,23 +11,28 @@ from rich.console import Console
 from fedif_flower.run.rows import read_rows
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.curves import plot_curves
-from fedif_studies.lab.measurements import ACCURACIES, last_ten_remarks, to_row
+from fedif_studies.lab.measurements import ACCURACIES, Measurement, last_ten_remarks, to_row
 from fedif_studies.lab.run import FAILURES
-from fedif_studies.lab.table import MeanStd, shown_mean, write_table
+from fedif_studies.lab.table import Column, MeanStd, shown_mean, table_of, write_table
 from fedif_studies.paper.cells import (
     TableCell,
     best_of_the_paper,
     best_rows,
     cell_name,
+    keys_of,
     measured_or_missing,
     measurements_of,
+    of_column,
     of_shared_seeds,
+    with_measurements,
 )
 from fedif_studies.paper.curves import curve_rows
 from fedif_studies.paper.tables import PaperTable
 from fedif_studies.rows import add_rows
 
 Figure = Callable[[TableCell], MeanStd | None]
+"""One of a cell's figures."""
+CellColumn = Column[TableCell]
 
 
 def report_table(
@@ -44,9 +49,7 @@ def report_table(
     if not table.is_timed:
         remarks += last_ten_remarks(measured)
     if measured:
-        data = ", ".join(sorted({measurement.data for measurement in measured}))
-        machines = "; ".join(sorted({measurement.machine for measurement in measured}))
-        remarks.append(f"Measured on {data}. Machine: {machines}.")
+        remarks.append(_where_measured(measured))
     remarks += _failures(table, cells, output_dir)
     pictures = [] if table.is_timed else _draw_pictures(table, cells, folder)
     write_table(result_table(table, cells), folder, console, remarks, pictures)
@@ -56,11 +59,22 @@ def report_table(
         add_rows(folder / "curves.csv", curves, anew=True)
 
 
+def _where_measured(measurements: Iterable[Measurement]) -> str:
+    """Return on which data, and by which machines."""
+    data = set()
+    machines = set()
+    for measurement in measurements:
+        data.add(measurement.data)
+        machines.add(measurement.machine)
+    return f"Measured on {', '.join(sorted(data))}. Machine: {'; '.join(sorted(machines))}."
+
+
 def _failures(table: PaperTable, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
     """Return why each cell failed that has no measurement, the latest reason of each."""
     measured = set()
     for cell in cells:
-        measured |= {cell_name(cell.row, cell.column, m.seed) for m in cell.measurements}
+        for measurement in cell.measurements:
+            measured.add(cell_name(cell.row, cell.column, measurement.seed))
     reasons = {}
     for row in read_rows(output_dir / table.name / FAILURES):
         if row["cell"] not in measured:
@@ -83,8 +97,7 @@ def _draw_pictures(table: PaperTable, cells: Sequence[TableCell], folder: Path) 
     for column in table.columns:
         path = folder / f"{column.key}.png"
         path.unlink(missing_ok=True)  # Of runs that may be gone.
-        of_column = [cell for cell in cells if cell.column.key == column.key]
-        series = {cell.title: cell.measurements for cell in of_column}
+        series = {cell.title: cell.measurements for cell in of_column(cells, column)}
         title = f"{table.title.partition(':')[0]}, {column.title}"
         if plot_curves(series, path, title, split=table.split):
             pictures.append(path)
@@ -107,42 +120,57 @@ def result_table(
     """
     if table.is_timed:
         return _timing_table(table, cells)
-    figures = _figures(table)
-    last_ten = figures["last-ten"]
-    has_paper = _beside_the_paper(cells)
-    # Bold, by figure: the best of those that have the same seeds.
+    columns: list[CellColumn] = [
+        ("column", lambda cell: cell.column.title),
+        ("row", lambda cell: cell.title),
+        ("seeds", lambda cell: str(len(cell.measurements) or "-")),
+    ]
+    # Bold are the best of those that have the same seeds.
     comparable = of_shared_seeds(cells)
-    best = {name: best_rows(comparable, figure) for name, figure in figures.items()}
-    # Some of the paper's rows may have no line here, and one of them may be its best.
-    best_in_paper = best_of_the_paper(table)
-    cells_before = {cell.place: cell for cell in earlier}
-    lines = []
-    for cell in cells:
-        line = [cell.column.title, cell.title, str(len(cell.measurements) or "-")]
-        for name, figure in figures.items():
-            line.append(_shown(figure(cell), ".2f", is_bold=cell.place in best[name]))
-        if has_paper:
-            is_best = (cell.row.key, cell.column.key) in best_in_paper
-            line.append(_shown(cell.paper, ".2f", is_bold=is_best))
-            line.append(_less_the_paper(last_ten(cell), cell.paper))
-        if earlier:
-            before = cells_before.get(cell.place)
-            line.append(_shown(None if before is None else last_ten(before), ".2f"))
-        lines.append(line)
-    heading = ["column", "row", "seeds", *ACCURACIES.values()]
-    if has_paper:
-        heading += ["paper", "last ten - paper"]
+    for name, title in ACCURACIES.items():
+        columns.append(_accuracy_column(title, _accuracy_of(table, name), comparable))
+    if _beside_the_paper(cells):
+        columns += _paper_columns(table)
     if earlier:
-        heading.append("last ten, pixels by the data's own mean")
-    return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
+        columns.append(_earlier_column(table, earlier))
+    return table_of(table.title, columns, cells, num_labels=2, is_grouped=True)
 
 
-def _figures(table: PaperTable) -> dict[str, Figure]:
-    """Return what is shown of a cell's accuracies in percent, by name."""
-    figures: dict[str, Figure] = {}
-    for name in ACCURACIES:
-        figures[name] = partial(TableCell.mean, name=f"{table.split}-{name}", scale=100)
-    return figures
+def _accuracy_of(table: PaperTable, name: str) -> Figure:
+    """Return the function that gives one of a cell's accuracies, in percent."""
+    return partial(TableCell.mean, name=f"{table.split}-{name}", scale=100)
+
+
+def _accuracy_column(title: str, accuracy: Figure, comparable: Iterable[TableCell]) -> CellColumn:
+    """Return the column of an accuracy, with the best of those that are comparable in bold."""
+    best = best_rows(comparable, accuracy)
+
+    def show(cell: TableCell) -> str:
+        return _bold_if(cell.line_key in best, shown_mean(accuracy(cell), ".2f"))
+
+    return title, show
+
+
+def _paper_columns(table: PaperTable) -> list[CellColumn]:
+    """Return the columns of the paper's figures, and of how far those measured here are off."""
+    # Some of the paper's rows may have no line here, and one of them may be its best.
+    best = best_of_the_paper(table)
+    last_ten = _accuracy_of(table, "last-ten")
+    return [
+        ("paper", lambda cell: _bold_if(cell.key in best, shown_mean(cell.paper, ".2f"))),
+        ("last ten - paper", lambda cell: _less_the_paper(last_ten(cell), cell.paper)),
+    ]
+
+
+def _earlier_column(table: PaperTable, earlier: Iterable[TableCell]) -> CellColumn:
+    """Return the column of what the same cells had before."""
+    last_ten = _accuracy_of(table, "last-ten")
+    before = {cell.line_key: last_ten(cell) for cell in earlier}
+
+    def show(cell: TableCell) -> str:
+        return shown_mean(before.get(cell.line_key), ".2f")
+
+    return "last ten, pixels by the data's own mean", show
 
 
 def _less_the_paper(measured: MeanStd | None, paper: MeanStd | None) -> str:
@@ -153,7 +181,9 @@ def _less_the_paper(measured: MeanStd | None, paper: MeanStd | None) -> str:
 
 def _beside_the_paper(cells: Sequence[TableCell]) -> bool:
     """Tell whether cells are of as many rounds as the paper's figures, so that these are shown."""
-    return not cells or any(cell.paper is not None for cell in cells)
+    if not cells:
+        return True
+    return any(cell.paper is not None for cell in cells)
 
 
 def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
@@ -168,11 +198,11 @@ def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
         line = [
             cell.column.title,
             cell.title,
-            _shown(cell.mean("train-seconds-per-client"), ".4f"),
+            shown_mean(cell.mean("train-seconds-per-client"), ".4f"),
             f"{paper_training:.4f}",
-            _shown(cell.mean("aggregation-seconds-per-round"), ".4f"),
+            shown_mean(cell.mean("aggregation-seconds-per-round"), ".4f"),
             f"{paper_aggregation:.4f}",
-            _shown(cell.mean("evaluations-per-round"), ".0f"),
+            shown_mean(cell.mean("evaluations-per-round"), ".0f"),
         ]
         lines.append(line)
     return ResultTable(table.title, heading, lines, num_labels=2, grouped=True)
@@ -184,23 +214,32 @@ def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
     ``earlier`` are the cells of its last column, which have seeds of their own.
     """
     # A cell that a GPU measured, too, counts once.
-    places = {(cell.row.key, cell.column.key) for cell in cells}
+    count = len(keys_of(cells))
     measured = measurements_of(cells)
     if not measured:
-        return f"Missing: all {len(places)} cells."
-    measured_places = {(cell.row.key, cell.column.key) for cell in cells if cell.measurements}
-    rounds = ", ".join(map(str, sorted({measurement.rounds for measurement in measured})))
-    seeds = ", ".join(map(str, sorted({measurement.seed for measurement in measured})))
-    lacking = len(places) - len(measured_places)
-    words = f"Rounds: {rounds}; seeds: {seeds}; missing: {lacking} of {len(places)} cells."
-    earlier_seeds = sorted({measurement.seed for measurement in measurements_of(earlier)})
+        return f"Missing: all {count} cells."
+    rounds = {measurement.rounds for measurement in measured}
+    num_missing = count - len(keys_of(with_measurements(cells)))
+    words = (
+        f"Rounds: {_listed(rounds)}; seeds: {_seeds_of(measured)}; "
+        f"missing: {num_missing} of {count} cells."
+    )
+    earlier_seeds = _seeds_of(measurements_of(earlier))
     if earlier_seeds:
-        words += f" Seeds of the last column: {', '.join(map(str, earlier_seeds))}."
+        words += f" Seeds of the last column: {earlier_seeds}."
     return words
 
 
-def _shown(mean: MeanStd | None, form: str, is_bold: bool = False) -> str:
-    text = shown_mean(mean, form)
+def _seeds_of(measurements: Iterable[Measurement]) -> str:
+    """Return the seeds that runs have, in order; empty: there are no runs."""
+    return _listed({measurement.seed for measurement in measurements})
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
+
+
+def _bold_if(is_bold: bool, text: str) -> str:
     if is_bold:
         return f"**{text}**"
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedif_flower.run.rows import read_rows
@@ -14,6 +14,7 @@ from fedif_studies.paper.cells import (
     measurements_of,
     settings_of_cells,
     why_in_no_cell,
+    with_measurements,
 )
 from fedif_studies.paper.curves import path_of, update_curves
 from fedif_studies.paper.gains import gains_lines
@@ -59,15 +60,16 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
             filled[table.name] = cells
             with_other_pixels[table.name] = earlier
             text += section_of(table, cells, earlier)
-        pictures = write_pictures(docs, filled, with_other_pixels)
-        apart = apart_lines(
-            [
-                Pixels("as AFedSV's authors", filled),
-                Pixels("the data's own mean", with_other_pixels),
-            ]
-        )
-        gains = gains_lines(filled)
-        blocks = {"results": text, "pictures": pictures, "gains": gains, "apart": apart}
+        measured = [
+            Pixels("as AFedSV's authors", filled),
+            Pixels("the data's own mean", with_other_pixels),
+        ]
+        blocks = {
+            "results": text,
+            "pictures": write_pictures(docs, filled, with_other_pixels),
+            "gains": gains_lines(filled),
+            "apart": apart_lines(measured),
+        }
         put_tables(page, blocks)
         put_glance(docs, page)
     return page
@@ -89,8 +91,7 @@ def merge_rows(
     # Later ones win, so that a new result replaces an old one.
     old_and_new = [*read_results(path), *measurements]
     cells, earlier = _filled(table, old_and_new, defaults)
-    has_new = any(m.run_dir is not None for m in measurements_of([*cells, *earlier]))
-    if not has_new:
+    if not _has_new(measurements_of([*cells, *earlier])):
         # The file stays as it is: rows that are read lose columns in which nobody has a value.
         return cells, earlier
     add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
@@ -100,12 +101,17 @@ def merge_rows(
     return _filled(table, read_results(path), defaults)
 
 
+def _has_new(measurements: Iterable[Measurement]) -> bool:
+    """Tell whether a measurement is of a run's folder: of a committed one its row alone is kept."""
+    return any(measurement.run_dir is not None for measurement in measurements)
+
+
 def section_of(
     table: PaperTable, cells: Sequence[TableCell], earlier: Sequence[TableCell]
 ) -> list[str]:
     """Return a table's section of the page: a line for each cell that was measured."""
-    measured = {cell.place for cell in (*cells, *earlier) if cell.measurements}
-    shown = [cell for cell in cells if cell.place in measured]
+    measured = {cell.line_key for cell in with_measurements([*cells, *earlier])}
+    shown = [cell for cell in cells if cell.line_key in measured]
     name = _file_of(table)
     return [
         f"## {table.title}",
@@ -129,7 +135,8 @@ def put_glance(docs: Path, page: Path) -> None:
 
     These are ``results.md``, and ``README.md`` beside the folder.
     """
-    for path, seen_from in ((page, ""), (docs.parent / "README.md", f"{docs.name}/")):
+    readme = docs.parent / "README.md"
+    for path, seen_from in ((page, ""), (readme, f"{docs.name}/")):
         if path.is_file() and begin_of("at a glance") in path.read_text():
             lines = write_picture(docs, glance_picture(docs / "results"), seen_from)
             put_tables(path, {"at a glance": lines})
@@ -171,6 +178,6 @@ def read_results(path: Path) -> list[Measurement]:
     """Return the measurements of a file of committed rows; none if there is no such file."""
     measurements = []
     for row in read_rows(path):
-        measured = {column: value for column, value in row.items() if column not in _PLACE}
-        measurements.append(from_row(measured))
+        without_place = {column: value for column, value in row.items() if column not in _PLACE}
+        measurements.append(from_row(without_place))
     return measurements

@@ -16,7 +16,7 @@ from fedif_studies.paper.curve_picture import heaviest
 from fedif_studies.paper.curves import Curves
 from fedif_studies.paper.dot_pictures import seconds_picture
 from fedif_studies.paper.findings import auc_finding, seconds_finding
-from fedif_studies.paper.glance import CASES, glance_finding, glance_picture
+from fedif_studies.paper.glance import CASES, Bar, glance_finding, glance_picture
 from fedif_studies.paper.pictures import accuracy_picture
 from fedif_studies.paper.tables import TABLES
 from fedif_studies.pictures.panels import SHEETS
@@ -245,18 +245,17 @@ def test_a_curve_is_the_mean_of_the_rounds_that_all_seeds_have(tmp_path, measure
     docs.mkdir()
     reported(docs, measured)
     curves = Curves(docs / "results" / "cifar10-curves.csv")
-    (fedif,) = [
-        cell for cell in cells_of(measured) if (cell.row.key, cell.column.key) == ("fedif", "clean")
-    ]
+    (fedif,) = [cell for cell in cells_of(measured) if cell.key == ("fedif", "clean")]
     curve = dict(curves.mean(fedif))
     assert curve[5] == pytest.approx(0.2)
     assert curve[100] == pytest.approx((0.59 + 0.9) / 2)
 
 
 def test_a_glance_says_what_bounds_bring():
+    fedavg, bounded, fedif = Bar("FedAvg", False), Bar("FedAvg", True), Bar("FedIF", False)
     figures = [
-        {("FedAvg", False): 30.0, ("FedAvg", True): 50.0, ("FedIF", False): 40.0},
-        {("FedAvg", False): 80.0, ("FedAvg", True): 81.0, ("FedIF", False): 79.0},
+        {fedavg: 30.0, bounded: 50.0, fedif: 40.0},
+        {fedavg: 80.0, bounded: 81.0, fedif: 79.0},
     ]
     cases = [{bar: MeanStd(mean, None) for bar, mean in case.items()} for case in figures]
     assert glance_finding(cases) == (

@@ -418,7 +418,7 @@ def test_what_a_gpu_measured_stands_in_a_row_of_its_own(tmp_path):
     }
     from_rows = read_results(tmp_path / "results" / "cifar10.csv")
     again = fill_table(TABLES["cifar10"], from_rows, DEFAULTS)
-    assert [(c.place[0], len(c.measurements)) for c in again if c.measurements] == [
+    assert [(c.line_key[0], len(c.measurements)) for c in again if c.measurements] == [
         *(("krum slide rule", 1), ("fedif", 2), ("fedif slide rule", 1))
     ]
 
