@@ -10,7 +10,7 @@ import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -39,14 +39,7 @@ ORIGIN = ("revision", "seed")  # No row of a measurement is written without them
 NO_SEED = "none"  # In the place of a seed where nothing is drawn by one.
 
 
-def add_rows(
-    path: Path,
-    rows: Sequence[Row],
-    *,
-    anew: bool = False,
-    instead: Callable[[Row], bool] = lambda _: False,
-    unless: Callable[[Row], bool] = lambda _: False,
-) -> None:
+def add_rows(path: Path, rows: Sequence[Row]) -> None:
     """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
 
     Each row says what measured it: ``revision``, of the code, and ``seed``, or ``"none"``. A column
@@ -61,21 +54,40 @@ def add_rows(
         the rows before.
     rows : sequence of mapping
         Values by column.
-    anew : bool
-        They take the place of those that are there.
-    instead : callable
-        They take the place of those for which this is true.
-    unless : callable
-        Nothing is added where this is true of a row that is there: another process was first.
 
     Raises
     ------
     ConfigError
         If a row does not say what measured it; nothing is written then.
     """
-    for row in rows:
-        _require_origin(path, row)
-    _write(path, rows, lambda row: anew or instead(row), unless)
+    _require_origins(path, rows)
+    with held_alone(path):
+        _write(path, rows, leaves=_never)
+
+
+def add_rows_unless(path: Path, rows: Sequence[Row], is_there: Callable[[Row], bool]) -> None:
+    """Add rows as :func:`add_rows` does, but none where ``is_there`` is true of an earlier row.
+
+    Another process may have been first.
+    """
+    _require_origins(path, rows)
+    with held_alone(path):
+        if not any(map(is_there, read_rows(path))):
+            _write(path, rows, leaves=_never)
+
+
+def replace_rows(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
+    """Add rows as :func:`add_rows` does, in the place of those for which ``leaves`` is true."""
+    _require_origins(path, rows)
+    with held_alone(path):
+        _write(path, rows, leaves)
+
+
+def replace_all_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Add rows as :func:`add_rows` does, in the place of all that are there."""
+    _require_origins(path, rows)
+    with held_alone(path):
+        _write(path, rows, leaves=_always)
 
 
 def put_derived(path: Path, rows: Sequence[Row]) -> None:
@@ -88,7 +100,8 @@ def put_derived(path: Path, rows: Sequence[Row]) -> None:
     rows : sequence of mapping
         Values by column.
     """
-    _write(path, rows, lambda _: True)
+    with held_alone(path):
+        _write(path, rows, leaves=_always)
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -96,8 +109,17 @@ def as_csv(rows: Sequence[Row]) -> str:
     return _lines(rows, _columns_of(rows), with_head=True)
 
 
-def _require_origin(path: Path, row: Row) -> None:
-    for name in ORIGIN:
+def _never(_: Row) -> bool:
+    return False
+
+
+def _always(_: Row) -> bool:
+    return True
+
+
+def _require_origins(path: Path, rows: Iterable[Row]) -> None:
+    """Raise ConfigError if a row does not say what measured it."""
+    for row, name in itertools.product(rows, ORIGIN):
         if row.get(name) in (None, ""):
             cells = ", ".join(f"{key} = {value}" for key, value in list(row.items())[:6])
             raise ConfigError(
@@ -106,32 +128,24 @@ def _require_origin(path: Path, row: Row) -> None:
             )
 
 
-def _write(
-    path: Path,
-    rows: Sequence[Row],
-    leaves: Callable[[Row], bool],
-    unless: Callable[[Row], bool] = lambda _: False,
-) -> None:
-    """Add rows to those that do not leave, unless one is there that stands for them."""
+def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
+    """Add rows to those that do not leave; nobody else may write the file meanwhile."""
     make_folder(path.parent)
-    with held_alone(path):
-        old_rows = read_rows(path)
-        if any(map(unless, old_rows)):
-            return
-        staying: list[Row] = [row for row in old_rows if not leaves(row)]
-        text = ""
-        # Where all rows leave, their columns leave with them.
-        if path.exists() and (staying or not old_rows):
-            text = path.read_text(encoding="utf-8-sig")  # A spreadsheet writes a mark before it.
-        head = next(csv.reader([text.partition("\n")[0]]), [])
-        columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
-        # An editor may have left the last line without an end; a line behind it would be glued on.
-        can_go_on = not text or text.endswith("\n")
-        if can_go_on and columns == head and len(staying) == len(old_rows):
-            # The text has the old rows as they are to stay.
-            write_atomically(path, text + _lines(rows, columns, with_head=not text))
-        else:
-            write_atomically(path, _lines([*staying, *rows], columns, with_head=True))
+    old_rows = read_rows(path)
+    staying: list[Row] = [row for row in old_rows if not leaves(row)]
+    text = ""
+    # Where all rows leave, their columns leave with them.
+    if path.exists() and (staying or not old_rows):
+        text = path.read_text(encoding="utf-8-sig")  # A spreadsheet writes a mark before it.
+    head = next(csv.reader([text.partition("\n")[0]]), [])
+    columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
+    # An editor may have left the last line without an end; a line behind it would be glued on.
+    can_go_on = not text or text.endswith("\n")
+    if can_go_on and columns == head and len(staying) == len(old_rows):
+        # The text has the old rows as they are to stay.
+        write_atomically(path, text + _lines(rows, columns, with_head=not text))
+    else:
+        write_atomically(path, _lines([*staying, *rows], columns, with_head=True))
 
 
 @contextmanager

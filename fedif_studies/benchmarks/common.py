@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.rows import RESULTS, add_rows, machine, revision
+from fedif_studies.rows import RESULTS, machine, replace_all_rows, revision
 
 T = TypeVar("T")
+_SEED = "0"  # Models and data are drawn by it.
 _REVISION = revision()  # That is loaded: another one may be checked out when the figures are there.
 
 
@@ -115,21 +116,19 @@ def report(
     *,
     write: bool,
     full: bool = True,
-    seed: str = "0",
 ) -> None:
     """Print a table, and write ``docs/results/bench-<name>.csv`` if ``write``.
 
-    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted. Models and
-    data are drawn by ``seed``.
+    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted.
     """
     heading = ["figure", "ours", "peer", "ratio", "aim", "range, note"]
     lines = [_line(figure) for figure in figures]
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
         kind = "bench" if full else "bench-quick"
-        origin = {"revision": _REVISION, "seed": seed, **machine()}
+        origin = {"revision": _REVISION, "seed": _SEED, **machine()}
         rows = [{**asdict(figure), **origin} for figure in figures]
-        add_rows(RESULTS / f"{kind}-{name}.csv", rows, anew=True)
+        replace_all_rows(RESULTS / f"{kind}-{name}.csv", rows)
 
 
 def _line(figure: Figure) -> list[str]:

@@ -21,7 +21,7 @@ import typer
 
 from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.lists import names_in
-from fedif_studies.rows import RESULTS, Row, add_rows, machine, revision
+from fedif_studies.rows import RESULTS, Row, machine, replace_rows, revision
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
 
@@ -86,7 +86,7 @@ def main(
         def is_measured_again(row: Row) -> bool:
             return row["superlink"] == superlink and row["attack"] in attacks
 
-        add_rows(RESULTS / "siege.csv", rows, instead=is_measured_again)
+        replace_rows(RESULTS / "siege.csv", rows, is_measured_again)
 
 
 if __name__ == "__main__":

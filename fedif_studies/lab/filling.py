@@ -13,7 +13,14 @@ import typer
 from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.parallel import carry_out, stopped_says_what_stays
-from fedif_studies.rows import Row, add_rows, as_csv, committed_revision, machine
+from fedif_studies.rows import (
+    Row,
+    add_rows_unless,
+    as_csv,
+    committed_revision,
+    machine,
+    replace_rows,
+)
 
 Measure = Callable[[Any], Sequence[Row]]
 """Takes a cell and returns what its rows have beside it; a function of a module."""
@@ -154,10 +161,10 @@ class _WaitingRows:
             return _place(row, columns) == place
 
         if self._again:
-            add_rows(self._path, rows, instead=is_of_cell)
+            replace_rows(self._path, rows, is_of_cell)
         else:
             # Another study may have measured the cell meanwhile.
-            add_rows(self._path, rows, unless=is_of_cell)
+            add_rows_unless(self._path, rows, is_of_cell)
 
     def tell_of_unwritten(self) -> None:
         """Print what could not be written, so that it is not lost."""

@@ -29,7 +29,7 @@ from fedif_studies.lab.measurements import (
 from fedif_studies.lab.panels import axes_of, plot_sweep, roles_of
 from fedif_studies.lab.shown_figures import FIGURES, about_figures, shown_figures
 from fedif_studies.lab.table import Column, grouped, write_table
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import replace_all_rows
 
 
 def report_sweep(
@@ -68,7 +68,7 @@ def report_sweep(
     rows = []
     for runs in combinations:
         rows += [_row_of(run, axes) for run in runs]
-    add_rows(folder / "results.csv", rows, anew=True)
+    replace_all_rows(folder / "results.csv", rows)
     pictures = _draw_sweep(name, measurements, axes, folder)
     remarks = [" ".join(dict.fromkeys(map(about_figures, measurements)))]
     metrics = metrics_of(measurements)

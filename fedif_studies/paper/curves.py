@@ -13,7 +13,7 @@ from pathlib import Path
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.measurements import SPLITS, Measurement
 from fedif_studies.paper.cells import TableCell
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import replace_all_rows
 
 EVERY = 5  # Rounds; the last one stands there too.
 _KEY = ("row", "column", "seed", "gpu", "normalization", "revision")
@@ -94,7 +94,7 @@ def update_curves(path: Path, cells: Sequence[TableCell]) -> None:
     rows = [*staying, *new_rows]
     # By all but the revision: it is the last in the key.
     rows.sort(key=lambda row: (_key_of_row(row)[:-1], int(row["round"])))
-    add_rows(path, rows, anew=True)
+    replace_all_rows(path, rows)
 
 
 def _key_of_row(row: Mapping[str, str]) -> Key:

@@ -28,7 +28,7 @@ from fedif_studies.paper.cells import (
 )
 from fedif_studies.paper.curves import curve_rows
 from fedif_studies.paper.tables import PaperTable
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import replace_all_rows
 
 Figure = Callable[[TableCell], MeanStd | None]
 """One of a cell's figures."""
@@ -53,10 +53,10 @@ def report_table(
     remarks += _failures(table, cells, output_dir)
     pictures = [] if table.is_timed else _draw_pictures(table, cells, folder)
     write_table(result_table(table, cells), folder, console, remarks, pictures)
-    add_rows(folder / "results.csv", result_rows(table, cells), anew=True)
+    replace_all_rows(folder / "results.csv", result_rows(table, cells))
     curves = curve_rows(cells)
     if curves:
-        add_rows(folder / "curves.csv", curves, anew=True)
+        replace_all_rows(folder / "curves.csv", curves)
 
 
 def _where_measured(measurements: Iterable[Measurement]) -> str:

@@ -23,7 +23,7 @@ from fedif_studies.paper.pictures import write_pictures
 from fedif_studies.paper.report import note, result_rows, result_table
 from fedif_studies.paper.tables import TABLES, PaperTable, Settings
 from fedif_studies.pictures.sheets import write_picture
-from fedif_studies.rows import add_rows, begin_of, held_alone, put_tables
+from fedif_studies.rows import begin_of, held_alone, put_tables, replace_all_rows
 
 _MOST_NAMED = 5  # Runs that are no cells.
 _PLACE = ("table", "row", "column")
@@ -94,7 +94,7 @@ def merge_rows(
     if not _has_new(measurements_of([*cells, *earlier])):
         # The file stays as it is: rows that are read lose columns in which nobody has a value.
         return cells, earlier
-    add_rows(path, result_rows(table, [*cells, *earlier]), anew=True)
+    replace_all_rows(path, result_rows(table, [*cells, *earlier]))
     if not table.is_timed:
         update_curves(path_of(docs, table.name), [*cells, *earlier])
     # Six digits are kept: what is shown is what the rows say, not what they were made from.

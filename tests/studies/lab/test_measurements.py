@@ -18,7 +18,7 @@ from fedif_studies.lab.measurements import (
     to_row,
 )
 from fedif_studies.lab.run import last_ten
-from fedif_studies.rows import add_rows
+from fedif_studies.rows import replace_all_rows
 from tests.studies.lab.small import write_result
 
 
@@ -132,7 +132,7 @@ def test_a_row_keeps_everything_but_paths(tmp_path):
     settings = {"strategy": "afedsv", "afedsv.smooth-update": False}
     measured = read_measurement(write_result(tmp_path / "run", settings, [0.625]))
     path = tmp_path / "rows.csv"
-    add_rows(path, [to_row(measured)], anew=True)
+    replace_all_rows(path, [to_row(measured)])
     [row] = read_rows(path)
     assert (row["strategy"], row["afedsv.smooth-update"], row["seed"]) == ("afedsv", "false", "0")
     assert str(tmp_path) not in path.read_text()
