@@ -39,12 +39,18 @@ _TIMED_WITHOUT: Settings = MappingProxyType(
 )
 _MOST_SHOWN = 3  # Settings in which a run differs from a cell.
 
-Place = tuple[Variant, Variant, int]
-"""A cell of a table: its row, its column, its seed."""
 CellKey = tuple[str, str]
 """The keys of a cell's row and column."""
 Differences = dict[str, tuple[Scalar, Scalar]]
 """By key: a run's setting, and another one that a cell has."""
+
+
+class Place(NamedTuple):
+    """Where a run stands in a table."""
+
+    row: Variant
+    column: Variant
+    seed: int
 
 
 def cell_name(row: Variant, column: Variant, seed: int) -> str:
@@ -80,8 +86,9 @@ def select(
     chosen_rows = [rows[name] for name in methods or rows]
     chosen = []
     for seed, row, column in product(range(seeds), chosen_rows, table.columns):
-        if not patterns or _fits((row, column, seed), patterns):
-            chosen.append((row, column, seed))
+        place = Place(row, column, seed)
+        if not patterns or _fits(place, patterns):
+            chosen.append(place)
     example = cell_name(table.rows[0], table.columns[0], 0)
     allowed = f"a cell's name in table {table.name!r}, such as {example!r}"
     require(bool(chosen), "cells", ", ".join(patterns), allowed)
@@ -117,12 +124,12 @@ def table_cells(
     data_dir : str
         Where the data sets are.
     """
-    places = []
+    places: list[tuple[PaperTable, Place]] = []
     for table, places_of_table in chosen:
-        places += [(table, *place) for place in places_of_table]
-    places.sort(key=lambda place: place[3])  # Seed by seed; else they stay in order.
+        places += product([table], places_of_table)
+    places.sort(key=lambda pair: pair[1].seed)  # Seed by seed; else they stay in order.
     cells = []
-    for table, row, column, seed in places:
+    for table, (row, column, seed) in places:
         settings = {**defaults, **table.settings(row, column), "seed": seed}
         settings["num-server-rounds"] = rounds or table.rounds
         data_settings, data = find_data(str(settings["dataset"]), data_dir)

@@ -46,8 +46,9 @@ def paper(
     places = [(table, select(table, rows, cells or (), seeds)) for table in chosen]
     if show:
         for table, places_of_table in places:
-            names = [f"  {cell_name(*place)}" for place in places_of_table]
-            typer.echo("\n".join([f"{table.name}: {table.title}", *names]))
+            typer.echo(f"{table.name}: {table.title}")
+            for place in places_of_table:
+                typer.echo(f"  {cell_name(*place)}")
         return
     require(bool(tables), "TABLES", "", f"{', '.join(TABLES)}; see --list")
     defaults = RunConfig.defaults()

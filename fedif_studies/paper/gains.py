@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from fedif_flower.tables import ResultTable, shown_number
-from fedif_studies.lab.table import shown_mean
+from fedif_flower.tables import shown_number
+from fedif_studies.lab.table import Column, shown_mean, table_of
 from fedif_studies.paper.cells import TableCell
 from fedif_studies.paper.findings import AUC, LAST_TEN, leads_here, leads_of_paper, one_each
 from fedif_studies.paper.points import DATA, Filled
 
 MALICIOUS_WEIGHT = "malicious-weight-share"
-_HEADING = (
-    "data set",
-    "what clients do",
-    "FedAvg",
-    "FedIF",
-    "lead",
-    "lead in the paper",
-    "AUC of FedIF's scores",
-    "malicious clients' weight, FedAvg",
-    "malicious clients' weight, FedIF",
-)
+
+
+class _Gain(NamedTuple):
+    """A column of a table: both methods' cells in it, and FedIF's leads here and in the paper."""
+
+    data: str
+    column: str
+    fedavg: TableCell | None
+    fedif: TableCell | None
+    lead: float | None
+    lead_in_paper: float | None
 
 
 def gains_lines(filled: Filled) -> list[str]:
@@ -32,37 +33,34 @@ def gains_lines(filled: Filled) -> list[str]:
     filled : mapping of str to sequence of TableCell
         The cells of each table, by its name.
     """
-    lines = []
-    here: list[float] = []
-    paper: list[float] = []
+    gains = []
     for data, tables in DATA.items():
         # A column that stands in two tables counts once.
         cells: list[TableCell] = []
         for name in tables:
             cells += filled[name]
-        measured = {(cell.column.title, cell.row.key): cell for cell in one_each(cells)}
-        leads = {lead.column: lead.points for lead in leads_here(cells)}
-        printed = {lead.column: lead.points for lead in leads_of_paper(cells)}
-        for column in dict.fromkeys(cell.column.title for cell in cells):
-            fedavg = measured.get((column, "fedavg"))
-            fedif = measured.get((column, "fedif"))
-            line = [
-                data,
-                column,
-                _shown_figure(fedavg, LAST_TEN, ".1f", scale=100),
-                _shown_figure(fedif, LAST_TEN, ".1f", scale=100),
-                shown_number(leads.get(column), "+.1f"),
-                shown_number(printed.get(column), "+.1f"),
-                _shown_figure(fedif, AUC, ".3f"),
-                _shown_figure(fedavg, MALICIOUS_WEIGHT, ".0f", scale=100),
-                _shown_figure(fedif, MALICIOUS_WEIGHT, ".0f", scale=100),
-            ]
-            lines.append(line)
-            if column in leads and column in printed:
-                here.append(leads[column])
-                paper.append(printed[column])
-    table = ResultTable("", _HEADING, lines, num_labels=2, grouped=True)
-    return [*table.to_markdown(), "", _in_all(here, paper, len(lines))]
+        gains += _gains_in(data, cells)
+    table = table_of("", _COLUMNS, gains, num_labels=2, is_grouped=True)
+    return [*table.to_markdown(), "", _in_all(gains)]
+
+
+def _gains_in(data: str, cells: Sequence[TableCell]) -> list[_Gain]:
+    """Return what FedIF brings in each column of a data set."""
+    measured = {(cell.column.title, cell.row.key): cell for cell in one_each(cells)}
+    leads = {lead.column: lead.points for lead in leads_here(cells)}
+    printed = {lead.column: lead.points for lead in leads_of_paper(cells)}
+    gains = []
+    for column in dict.fromkeys(cell.column.title for cell in cells):
+        gain = _Gain(
+            data,
+            column,
+            fedavg=measured.get((column, "fedavg")),
+            fedif=measured.get((column, "fedif")),
+            lead=leads.get(column),
+            lead_in_paper=printed.get(column),
+        )
+        gains.append(gain)
+    return gains
 
 
 def _shown_figure(cell: TableCell | None, name: str, form: str, scale: int = 1) -> str:
@@ -72,14 +70,41 @@ def _shown_figure(cell: TableCell | None, name: str, form: str, scale: int = 1) 
     return shown_mean(cell.mean(name, scale), form)
 
 
-def _in_all(here: Sequence[float], paper: Sequence[float], num_columns: int) -> str:
+def _in_all(gains: Sequence[_Gain]) -> str:
     """Say how many columns have both methods, and how often FedIF is ahead in them."""
-    if not here:
-        return f"No column of {num_columns} has both methods yet."
-    ahead = sum(lead > 0 for lead in here)
-    ahead_in_paper = sum(lead > 0 for lead in paper)
-    agreed = sum((first > 0) == (second > 0) for first, second in zip(here, paper, strict=True))
+    count = 0
+    ahead = 0
+    ahead_in_paper = 0
+    agreed = 0
+    for gain in gains:
+        if gain.lead is None or gain.lead_in_paper is None:
+            continue
+        count += 1
+        ahead += gain.lead > 0
+        ahead_in_paper += gain.lead_in_paper > 0
+        agreed += (gain.lead > 0) == (gain.lead_in_paper > 0)
+    if not count:
+        return f"No column of {len(gains)} has both methods yet."
     return (
-        f"Both methods are measured in {len(here)} of {num_columns} columns. FedIF is ahead in "
+        f"Both methods are measured in {count} of {len(gains)} columns. FedIF is ahead in "
         f"{ahead} of them, in the paper in {ahead_in_paper}; both say the same in {agreed}."
     )
+
+
+_COLUMNS: Sequence[Column[_Gain]] = (
+    ("data set", lambda gain: gain.data),
+    ("what clients do", lambda gain: gain.column),
+    ("FedAvg", lambda gain: _shown_figure(gain.fedavg, LAST_TEN, ".1f", scale=100)),
+    ("FedIF", lambda gain: _shown_figure(gain.fedif, LAST_TEN, ".1f", scale=100)),
+    ("lead", lambda gain: shown_number(gain.lead, "+.1f")),
+    ("lead in the paper", lambda gain: shown_number(gain.lead_in_paper, "+.1f")),
+    ("AUC of FedIF's scores", lambda gain: _shown_figure(gain.fedif, AUC, ".3f")),
+    (
+        "malicious clients' weight, FedAvg",
+        lambda gain: _shown_figure(gain.fedavg, MALICIOUS_WEIGHT, ".0f", scale=100),
+    ),
+    (
+        "malicious clients' weight, FedIF",
+        lambda gain: _shown_figure(gain.fedif, MALICIOUS_WEIGHT, ".0f", scale=100),
+    ),
+)
