@@ -50,8 +50,8 @@ class Triggers(NamedTuple):
 
     def stamp(self, inputs: Tensor, label: int) -> Tensor:
         r"""Return images ``[n, c, h, w]`` with a class's patch, :math:`(1 - m) x + m p`."""
-        mask, pattern = self.masks[label], self.patterns[label]
-        return (1 - mask) * inputs + mask * pattern
+        mask = self.masks[label]
+        return (1 - mask) * inputs + mask * self.patterns[label]
 
     def stamp_all(self, inputs: Tensor) -> Tensor:
         """Return images ``[n, c, h, w]`` with the patch of every class, ``[C, n, c, h, w]``."""

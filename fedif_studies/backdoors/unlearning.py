@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -200,7 +200,7 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     splits = {"validation": loaded.validation, "test": loaded.test}
     if loaded.triggered is not None:
         splits["attack_success"] = loaded.triggered
-    before = {name: _accuracy(split, model) for name, split in splits.items()}
+    before = _accuracies(splits, model)
     training = config.part(TrainingConfig)
     triggers = unlearn_triggers(
         model,
@@ -219,17 +219,23 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
     else:
         written.unlink(missing_ok=True)  # By an earlier call, with another ``small``.
-    accuracies = {name: (before[name], _accuracy(split, model)) for name, split in splits.items()}
+    after = _accuracies(splits, model)
+    attack_success = None
+    if "attack_success" in splits:
+        attack_success = (before["attack_success"], after["attack_success"])
     return Unlearned(
         triggers,
-        validation=accuracies["validation"],
-        test=accuracies["test"],
-        attack_success=accuracies.get("attack_success"),
+        validation=(before["validation"], after["validation"]),
+        test=(before["test"], after["test"]),
+        attack_success=attack_success,
         path=path,
     )
 
 
-def _accuracy(split: Validation, model: nn.Module) -> float:
-    """Return the share of a split's right answers."""
-    params = FlatModel(model, split.device).params
-    return split.accuracy(params, dict(model.named_buffers()))
+def _accuracies(splits: Mapping[str, Validation], model: nn.Module) -> dict[str, float]:
+    """Return the share of right answers on each split, by the splits' names."""
+    accuracies = {}
+    for name, split in splits.items():
+        params = FlatModel(model, split.device).params
+        accuracies[name] = split.accuracy(params, dict(model.named_buffers()))
+    return accuracies

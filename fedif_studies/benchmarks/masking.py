@@ -100,9 +100,13 @@ def many_members() -> list[Figure]:
     many = alone("masked_keeper", str(MANY_MEMBERS), str(MEMORY))
     figures = []
     for step, peer in few.items():
-        title, unit, aim = f"keeper {step}", "CPU s", "100"
+        title = f"keeper {step}"
+        unit = "CPU s"
+        aim = "100"
         if step == "peak":
-            title, unit, aim = "keeper's peak memory", "MB", "flat"
+            title = "keeper's peak memory"
+            unit = "MB"
+            aim = "flat"
         name = f"{title}, d = 1.06 M: 1,000 members / 10"
         figures.append(Figure(name, many[step], peer, unit, many[step] / peer, aim))
     return figures

@@ -122,6 +122,11 @@ def milliseconds(call: Callable[[], object]) -> float:
     return 1e3 * (time.thread_time() - began)
 
 
+def _sample(call: Callable[[], object]) -> list[float]:
+    """Return the milliseconds of each of as many calls as there are steps."""
+    return [milliseconds(call) for _ in range(STEPS)]
+
+
 def measure(name: str, work: Work, times: int) -> list[Figure]:
     """Let all take turns, and return ours beside the plain loop and beside the floor."""
     plain_work = replace(work, model=with_torch_s_dropout(work.model))
@@ -132,7 +137,7 @@ def measure(name: str, work: Work, times: int) -> list[Figure]:
     for turn in range(times + 1):
         ours_ms = milliseconds(lambda: run_ours(work)) / STEPS
         plain_ms = milliseconds(lambda: run_plain(plain_work)) / STEPS
-        layers_ms = [[milliseconds(call) for _ in range(STEPS)] for call in calls]
+        layers_ms = [_sample(call) for call in calls]
         if turn == 0:  # It warms up.
             continue
         ours.append(ours_ms)

@@ -146,7 +146,11 @@ def main(
     only: Annotated[str, typer.Option(help="run this contender alone, print JSON")] = "",
 ) -> None:
     """Print the table."""
-    work = Workload(data_dir, rounds=8 if full else 5, epochs=5 if full else 1)
+    work = Workload(data_dir, rounds=5, epochs=1)
+    repetitions = 1
+    if full:
+        work = Workload(data_dir, rounds=8, epochs=5)
+        repetitions = 3
     if only:
         print(json.dumps(step_milliseconds(only, work)))
         return
@@ -156,7 +160,7 @@ def main(
     contenders = (FLOOR, *AIMS)
     step_ms: dict[str, list[float]] = {name: [] for name in contenders}
     # In turns: what else the machine does then falls on all of them.
-    for _ in range(3 if full else 1):
+    for _ in range(repetitions):
         for name in contenders:
             step_ms[name] += alone("throughput", *options, "--only", name)
     figures = figures_of(step_ms, steps=statistics.fmean(map(work.steps, work.timed_rounds)))

@@ -38,7 +38,9 @@ class MeanStd:
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
         """Return mean and standard deviation of one or more values."""
-        std = statistics.stdev(values) if len(values) > 1 else None
+        std = None
+        if len(values) > 1:
+            std = statistics.stdev(values)
         return cls(statistics.fmean(values), std)
 
     def shown(self, form: str) -> str:
@@ -113,8 +115,13 @@ def pivot(
     columns = list(dict.fromkeys(itertools.chain.from_iterable(by_line.values())))
     lines = []
     for line_names, by_column in by_line.items():
-        cells = [shown(by_column[name]) if name in by_column else "-" for name in columns]
-        lines.append([*line_names, *cells])
+        line = list(line_names)
+        for name in columns:
+            if name in by_column:
+                line.append(shown(by_column[name]))
+            else:
+                line.append("-")
+        lines.append(line)
     return ResultTable(title, [*names, *columns], lines, num_labels=len(names))
 
 
