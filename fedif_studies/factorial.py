@@ -184,9 +184,9 @@ class Effect(NamedTuple):
 def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[FactorialCell, Effect]:
     """Return the effect of each rule's weights, by its cell with seed 0."""
     gains: dict[FactorialCell, list[float]] = defaultdict(list)
-    for paired in _with_controls(accuracies, data):
-        gain = round(paired.accuracy - paired.control, 2)  # Rows have as many places.
-        gains[paired.cell._replace(seed=0)].append(gain)
+    for pair in _with_controls(accuracies, data):
+        gain = round(pair.accuracy - pair.control, 2)  # Rows have as many places.
+        gains[pair.cell._replace(seed=0)].append(gain)
     measured = {cell: _effect_of(of_seeds) for cell, of_seeds in gains.items()}
     p_values = {cell: effect.p for cell, effect in measured.items() if effect.seeds > 1}
     for cell, p in holm(p_values).items():
@@ -228,13 +228,13 @@ def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[
 
     Where no bound acts, a federation with bounds is the one without.
     """
-    effects = grouped(_with_controls(accuracies, data), lambda paired: paired.cell._replace(seed=0))
+    by_effect = grouped(_with_controls(accuracies, data), lambda pair: pair.cell._replace(seed=0))
     num_tested = 0
     different = set()
-    for cell, of_seeds in effects.items():
-        if len(of_seeds) > 1:
+    for cell, pairs in by_effect.items():
+        if len(pairs) > 1:
             num_tested += 1
-            figures = sorted((one.cell.seed, one.accuracy, one.control) for one in of_seeds)
+            figures = sorted((pair.cell.seed, pair.accuracy, pair.control) for pair in pairs)
             different.add((cell._replace(bounds=""), *figures))
     return num_tested - len(different), num_tested
 

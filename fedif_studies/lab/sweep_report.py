@@ -64,7 +64,7 @@ def report_sweep(
     """
     axes = _axes_of(measurements, swept, planned)
     by_seed = sorted(measurements, key=lambda measurement: measurement.seed)
-    combinations = grouped(by_seed, lambda run: tuple(_values_on(axes, run.config))).values()
+    combinations = grouped(by_seed, lambda run: _values_on(axes, run.config)).values()
     rows = []
     for runs in combinations:
         rows += [_row_of(run, axes) for run in runs]
@@ -75,13 +75,13 @@ def report_sweep(
     if len(metrics) > 1:
         remarks.append(f"The pictures show {metrics[0]} alone.")
     remarks += [*last_ten_remarks(measurements), *more_remarks]
-    table = _table_of(name, combinations, _labels(measurements, axes))
+    table = _sweep_table(name, combinations, _labels(measurements, axes))
     write_table(table, folder, console, remarks, pictures)
 
 
 def _labels(measurements: Sequence[Measurement], axes: Sequence[str]) -> list[Column[Measurement]]:
     """Return the columns that name a line: what they have for one of its runs."""
-    labels = [(axis, partial(_label_on, axis)) for axis in axes]
+    labels: list[Column[Measurement]] = [(axis, partial(_label_on, axis)) for axis in axes]
     if have_other_bounds(measurements, axes):
         labels.append(("bounds", lambda run: bounds_and_whose(run.config)))
     if len(metrics_of(measurements)) > 1:
@@ -89,7 +89,7 @@ def _labels(measurements: Sequence[Measurement], axes: Sequence[str]) -> list[Co
     return labels
 
 
-def _table_of(
+def _sweep_table(
     name: str,
     combinations: Iterable[Sequence[Measurement]],
     labels: Sequence[Column[Measurement]],
@@ -103,9 +103,9 @@ def _table_of(
     return ResultTable(name, heading, lines, num_labels=len(labels))
 
 
-def _values_on(axes: Iterable[str], config: Settings) -> list[Scalar]:
+def _values_on(axes: Iterable[str], config: Settings) -> tuple[Scalar, ...]:
     """Return a run's values on the axes; it may lack settings of another strategy."""
-    return [config.get(axis, "") for axis in axes]
+    return tuple(config.get(axis, "") for axis in axes)
 
 
 def _label_on(axis: str, measurement: Measurement) -> str:

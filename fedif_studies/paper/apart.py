@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, product
 from typing import NamedTuple
 
-from fedif_flower.tables import ResultTable
-from fedif_studies.lab.table import MeanStd, shown_mean
+from fedif_studies.lab.table import Column, MeanStd, shown_mean, table_of
 from fedif_studies.paper.cells import TableCell
 from fedif_studies.paper.findings import one_each
 from fedif_studies.paper.points import DATA, Filled
@@ -15,7 +14,6 @@ from fedif_studies.paper.tables import TABLES, PaperTable
 
 FAR = 3.0  # Points.
 _ACCURACIES = frozenset(chain.from_iterable(DATA.values()))
-_FIGURES = ("last-ten", "last", "best")
 
 
 class Pixels(NamedTuple):
@@ -33,51 +31,67 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
     measured : sequence of Pixels
         A cell that was measured in several of these ways counts in the first alone.
     """
-    lines = []
+    compared = list(_compared(measured))
+    far = [figure for figure in compared if abs(figure.difference()) > FAR]
+    table = table_of("", _COLUMNS, far, num_labels=4, is_grouped=True)
+    summary = f"{len(far)} of {len(compared)} cells are more than {FAR:g} points from the paper."
+    return [*table.to_markdown(), "", summary]
+
+
+class _Compared(NamedTuple):
+    """A measured cell that the paper prints a figure of, and how its pixels were scaled."""
+
+    pixels: str
+    table: PaperTable
+    cell: TableCell
+    paper: MeanStd
+
+    def measured(self, name: str) -> MeanStd | None:
+        """Return one of its accuracies, in percent."""
+        return self.cell.mean(f"{self.table.split}-{name}", 100)
+
+    def difference(self) -> float:
+        """Return by how many points its last ten rounds are above the paper; 0: it has none."""
+        last_ten = self.measured("last-ten")
+        if last_ten is None:
+            return 0.0
+        return last_ten.mean - self.paper.mean
+
+
+def _compared(measured: Iterable[Pixels]) -> Iterator[_Compared]:
+    """Yield each figure of the paper's tables once that is measured."""
     seen: set[frozenset[tuple[str, object]]] = set()
-    count = 0
-    for pixels in measured:
-        for table in TABLES.values():
-            if table.is_timed:
-                continue
-            for cell in one_each(pixels.filled[table.name]):
-                figure = _figure(table, cell)
-                if figure in seen or cell.paper is None:
-                    continue
-                seen.add(figure)
-                count += 1
-                line = _line(table, cell, cell.paper)
-                if line is not None:
-                    lines.append([pixels.words, *_place(table, cell), *line])
-    heading = ["pixels", "table", "what clients do", "row", "last ten", "last", "best", "paper"]
-    heading.append("last ten - paper")
-    table_of_lines = ResultTable("", heading, lines, num_labels=4, grouped=True)
-    summary = f"{len(lines)} of {count} cells are more than {FAR:g} points from the paper."
-    return [*table_of_lines.to_markdown(), "", summary]
+    tables = [table for table in TABLES.values() if not table.is_timed]
+    for pixels, table in product(measured, tables):
+        for cell in one_each(pixels.filled[table.name]):
+            identity = _identity(table, cell)
+            if cell.paper is not None and identity not in seen:
+                seen.add(identity)
+                yield _Compared(pixels.words, table, cell, cell.paper)
 
 
-def _figure(table: PaperTable, cell: TableCell) -> frozenset[tuple[str, object]]:
+def _identity(table: PaperTable, cell: TableCell) -> frozenset[tuple[str, object]]:
     """Return what a cell is a figure of: with the same settings, several tables have the same."""
     settings = table.settings(cell.row, cell.column)
     return frozenset({**settings, "split": table.split}.items())
 
 
-def _place(table: PaperTable, cell: TableCell) -> tuple[str, str, str]:
-    """Return where a cell stands."""
+def _short_title(table: PaperTable) -> str:
+    """Return a table's data set, and what is measured in it."""
     data, _, measured = table.title.partition(": ")
     if table.name in _ACCURACIES:
         measured = "accuracy"
-    return f"{data}, {measured}", cell.column.title, cell.title
+    return f"{data}, {measured}"
 
 
-def _line(table: PaperTable, cell: TableCell, paper: MeanStd) -> list[str] | None:
-    """Return a cell's figures as text; ``None``: it is not far from the paper."""
-    figures = [cell.mean(f"{table.split}-{name}", 100) for name in _FIGURES]
-    last_ten = figures[0]
-    if last_ten is None:
-        return None
-    difference = last_ten.mean - paper.mean
-    if abs(difference) <= FAR:
-        return None
-    shown = [shown_mean(figure, ".1f") for figure in (*figures, paper)]
-    return [*shown, f"{difference:+.1f}"]
+_COLUMNS: Sequence[Column[_Compared]] = (
+    ("pixels", lambda figure: figure.pixels),
+    ("table", lambda figure: _short_title(figure.table)),
+    ("what clients do", lambda figure: figure.cell.column.title),
+    ("row", lambda figure: figure.cell.title),
+    ("last ten", lambda figure: shown_mean(figure.measured("last-ten"), ".1f")),
+    ("last", lambda figure: shown_mean(figure.measured("last"), ".1f")),
+    ("best", lambda figure: shown_mean(figure.measured("best"), ".1f")),
+    ("paper", lambda figure: shown_mean(figure.paper, ".1f")),
+    ("last ten - paper", lambda figure: f"{figure.difference():+.1f}"),
+)
