@@ -32,10 +32,14 @@ def values_of(lines: Lines) -> Values:
     """Return the members' values of every federation."""
     values: dict[tuple[str, str, str], dict[int, MemberValues]] = defaultdict(dict)
     for (name, case, rule, seed), members in grouped(lines, _federation_of).items():
-        worth = torch.tensor([float(line["value"]) for line in members], dtype=torch.float64)
-        marked = torch.tensor([float(line["marked"]) for line in members]).bool()
-        values[name, case, rule][seed] = MemberValues(worth, marked)
+        marked = _column_of(members, "marked").bool()
+        values[name, case, rule][seed] = MemberValues(_column_of(members, "value"), marked)
     return values
+
+
+def _column_of(lines: Lines, column: str) -> Tensor:
+    """Return a column's numbers, one for each line, float64."""
+    return torch.tensor([float(line[column]) for line in lines], dtype=torch.float64)
 
 
 def _federation_of(line: Mapping[str, str]) -> tuple[str, str, str, int]:
@@ -48,9 +52,14 @@ def missing_federations(lines: Lines) -> str:
 
     A sentence with a space before it; empty where all are there.
     """
-    kinds = {(line["case"], line["rule"]) for line in lines}
-    seeds = {line["seed"] for line in lines}
-    measured = {(line["case"], line["rule"], line["seed"]) for line in lines}
+    kinds = set()
+    seeds = set()
+    measured = set()
+    for line in lines:
+        kind = (line["case"], line["rule"])
+        kinds.add(kind)
+        seeds.add(line["seed"])
+        measured.add((kind, line["seed"]))
     count = len(kinds) * len(seeds)
     missing = count - len(measured)
     if not missing:
@@ -61,11 +70,8 @@ def missing_federations(lines: Lines) -> str:
 def coalition_figures(lines: Lines, case: str, column: str) -> list[Tensor]:
     """Return each seed's figures ``[2**m]`` of every coalition that was trained from scratch."""
     of_case = [line for line in lines if line["case"] == case]
-    figures = []
-    for coalitions in grouped(of_case, lambda line: line["seed"]).values():
-        reached = [float(line[column]) for line in coalitions]
-        figures.append(torch.tensor(reached, dtype=torch.float64))
-    return figures
+    by_seed = grouped(of_case, lambda line: line["seed"])
+    return [_column_of(coalitions, column) for coalitions in by_seed.values()]
 
 
 def same_members(values: Values, name: str, case: str) -> BySeed:
