@@ -166,7 +166,9 @@ class Intake:
         self, select: Select, nodes: Sequence[ClientNode], server_round: int
     ) -> list[ClientNode]:
         """Draw a round's members from nodes that may be asked, by the strategy's own rule."""
-        return select(nodes, server_round) if nodes else []
+        if not nodes:
+            return []
+        return select(nodes, server_round)
 
     def open(
         self,

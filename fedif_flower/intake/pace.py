@@ -120,12 +120,19 @@ class Pace(CheckedFields):
 
     def fewest_replies(self, at_work: int) -> int:
         """Return with how few usable replies a round closes in time, of so many members at work."""
-        return self._quorum_of(at_work) or at_work
+        quorum = self._quorum_of(at_work)
+        if not quorum:
+            return at_work
+        return quorum
 
     def most_replies(self, num_drawn: int, num_nodes: int) -> int:
         """Return how many replies a round takes in at most, with so many drawn of so many nodes."""
-        at_work = num_nodes if self.late_rounds else num_drawn
-        return at_work if self.grace else self.fewest_replies(at_work)
+        at_work = num_drawn
+        if self.late_rounds:  # All others may be at work for earlier rounds.
+            at_work = num_nodes
+        if self.grace:
+            return at_work
+        return self.fewest_replies(at_work)
 
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
         """Return when a round closes in which so many members are asked, beside those at work."""

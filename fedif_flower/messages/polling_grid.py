@@ -127,14 +127,17 @@ class Closing:
     def begin(self, timeout: float | None, clock: Callable[[], float] | None = None) -> None:
         """Begin to count, by the clock of whoever waits for the replies."""
         self.clock = clock or self.clock
-        self.deadline = None if timeout is None else self.clock() + timeout
+        self.deadline = None
+        if timeout is not None:
+            self.deadline = self.clock() + timeout
 
     def count(self) -> None:
         """Take in that one more reply is usable."""
         self.usable += 1
         if self.usable == self.quorum:
             close = self.clock() + self.grace
-            self.deadline = close if self.deadline is None else min(close, self.deadline)
+            if self.deadline is None or close < self.deadline:
+                self.deadline = close
 
     @property
     def has_quorum(self) -> bool:

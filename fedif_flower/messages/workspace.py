@@ -106,8 +106,12 @@ class Workspace:
         self.layout = layout
         self.updates = torch.empty(0, layout.num_params, dtype=layout.dtype)
         self.buffer_updates = torch.empty(0, layout.num_buffers, dtype=layout.dtype)
-        self.sent = ModelVectors(self.updates, self.buffer_updates) if keeps_models else None
-        self._vector = {VECTOR_KEY: self.updates} if has_vector else {}
+        self.sent: ModelVectors | None = None
+        if keeps_models:
+            self.sent = ModelVectors(self.updates, self.buffer_updates)
+        self._vector: dict[str, Tensor] = {}
+        if has_vector:
+            self._vector = {VECTOR_KEY: self.updates}
         self.expect({})
 
     def expect(self, lengths: Mapping[str, int]) -> None:

@@ -67,21 +67,29 @@ class Attribution(RunPart):
         if config.attribution == "off":
             return NOTHING
         credit = config.section(CreditSettings)
-        secret = _secret_data(run) if credit.secret_validation else None
+        validation = run.loaded.validation
+        memory: Mapping[str, Any] = {}
+        secret = None
+        if credit.secret_validation:
+            secret = _secret_data(run)
+            validation = secret.validation
+            memory = secret.memory
         attribution = PathAttribution(
-            run.loaded.validation if secret is None else secret.validation,
+            validation,
             config.attribution,
             per_class=credit.per_class,
             blocks=BLOCKS,
             bounds=credit.bounds(),
         )
-        in_checkpoints = KeptAttribution(attribution, {} if secret is None else secret.memory)
+        in_checkpoints = KeptAttribution(attribution, memory)
         attribution.on_attribution.append(in_checkpoints.tell_widths)
         origin: dict[str, Any] = {BLOCKS_KEY: attribution.block_weights}
         if attribution.class_weights:
             origin[CLASSES_KEY] = attribution.class_weights
         built = Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
-        return built if secret is None else _with_secret_data(built, secret, run)
+        if secret is None:
+            return built
+        return _with_secret_data(built, secret, run)
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
         """Raise ConfigError for a rule that gives no update a coefficient: a function's, too."""
@@ -99,8 +107,11 @@ def _secret_data(run: RunContext) -> SecretData:
     secret = SecretData.of_run(run.loaded, check, memory)
     words = "contributions are measured on secret data, commitment %s"
     logger.info(words, secret.commitment)
+    level = logging.INFO
+    if secret.record[NOISE]:
+        level = logging.WARNING
     for remark in secret.remarks():
-        logger.log(logging.WARNING if secret.record[NOISE] else logging.INFO, "%s", remark)
+        logger.log(level, "%s", remark)
     return secret
 
 
@@ -115,7 +126,8 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         column=PAYING_WITNESS,
     )
     # Either set decides on something: by the one members are weighed, by the other they are paid.
-    weak = read_held_out_classes(run.told).union(classes_of(secret.held_out))
+    told_before = read_held_out_classes(run.told)
+    weak = told_before.union(classes_of(secret.held_out))
     remarks = secret.remarks()
     if "accuracy" not in secret.validation.metrics:
         remarks = []  # The log has said it: a report on no classes need not.

@@ -297,7 +297,7 @@ def completeness(
         members.append(record.turns(names.get(client_id, ""), average, drawn=drawn))
     members.sort(key=_least_first)
     least = float(settings.get("least-participation", LEAST_PARTICIPATION))
-    verdict, reasons = _judged(members, rounds, least)
+    verdict, reasons = _verdict_on(members, rounds, least)
     return Completeness(verdict, tuple(reasons), tuple(members), last)
 
 
@@ -360,7 +360,7 @@ def _outcome(reply: Line) -> Outcome:
     return "missing"
 
 
-def _judged(
+def _verdict_on(
     members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
     """Return a verdict, and what it rests on in sentences."""
@@ -418,9 +418,12 @@ def _never_drawn(members: Sequence[MemberTurns], rounds: Sequence[Line]) -> list
     count = len(never) + num_unnamed
     if not count:
         return []
-    noun = "member" if count == 1 else "members"
-    # A list of some of them would read as one of all.
-    names = f": {_listed(never)}" if not num_unnamed else ""
+    noun = "members"
+    if count == 1:
+        noun = "member"
+    names = ""
+    if not num_unnamed:  # A list of some of them would read as one of all.
+        names = f": {_listed(never)}"
     return [f"Never drawn: {count} {noun}{names}."]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -153,8 +153,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         """
         values: dict[str, Any] = {**cls.defaults(), **with_own_settings(run_config)}
         for part in parts or ():
-            _resolve_auto(values, part.automatic(values))
-        _resolve_auto(values, cls._automatic(values))
+            values |= _resolved(values, part.automatic(values))
+        values |= _resolved(values, cls._automatic(values))
         sections: Sequence[type[Settings]] = OWN_SECTIONS
         if parts is not None:
             sections = [part.settings for part in parts if part.settings]
@@ -191,8 +191,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             sections |= set(registry.built_in)
         off = []
         for key, value in run_config.items():
-            section, dot, _ = key.partition(".")
-            if dot and section not in sections and value in OFF:
+            if _is_foreign(key, sections) and value in OFF:
                 off.append(key)
         wanted = {key: value for key, value in run_config.items() if key not in off}
         config = cls.from_run_config(wanted, parts)
@@ -239,11 +238,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         for registry in cls.registries.values():
             chosen = str(settings.get(registry.key, ""))
             sections.add(section_name(chosen))
-        readable = {}
-        for key, value in settings.items():
-            section, dot, _ = key.partition(".")
-            if not dot or section in sections:
-                readable[key] = value
+        readable = {key: value for key, value in settings.items() if not _is_foreign(key, sections)}
         try:
             return cls.from_run_config(readable)
         except ConfigError as error:
@@ -442,11 +437,15 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
     return task.rpartition(":")[2]  # The object's name in module:object.
 
 
-def _resolve_auto(values: dict[str, Any], automatic: Mapping[str, Any]) -> None:
-    """Put what ``"auto"`` stands for in its place, and add what nobody has set."""
-    for key, value in automatic.items():
-        if values.get(key, AUTO) == AUTO:
-            values[key] = value
+def _resolved(values: Mapping[str, Any], automatic: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what ``"auto"`` stands for, under keys that are ``"auto"`` or that nobody has set."""
+    return {key: value for key, value in automatic.items() if values.get(key, AUTO) == AUTO}
+
+
+def _is_foreign(key: str, sections: Collection[str]) -> bool:
+    """Tell whether a key has a section, and that is none of these."""
+    section, dot, _ = key.partition(".")
+    return bool(dot) and section not in sections
 
 
 def _not_heard(key: str, value: Scalar) -> str:

@@ -43,7 +43,7 @@ class ExaminedHeldOut(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the task with the corrected loss, and what says so in the records."""
         config = run.config
-        held_out, correction = self._examined(run)
+        held_out, correction = self._examine(run)
         loaded, record = corrected_task(run.loaded, correction, held_out)
         is_corrected = loaded is not run.loaded
         remarks = []
@@ -58,8 +58,11 @@ class ExaminedHeldOut(RunPart):
                 "the held-out set is not examined (validation.vet = false): its labels are taken "
                 "as they are"
             )
+        level = logging.INFO
+        if is_corrected:
+            level = logging.WARNING
         for remark in remarks:
-            logger.log(logging.WARNING if is_corrected else logging.INFO, "%s", remark)
+            logger.log(level, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
             remarks = []  # The log has said it: a report on no classes need not.
         witness = Witness(
@@ -80,7 +83,7 @@ class ExaminedHeldOut(RunPart):
             told=classes_of(held_out).to_config(),
         )
 
-    def _examined(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
+    def _examine(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
         """Return the examination, and for which wrong labels the loss is corrected."""
         if run.checkpoint is not None:
             record = run.checkpoint.records.get(HELD_OUT_KEY, {})
@@ -100,9 +103,12 @@ def examine(
     ``way``: see :func:`~fedif_flower.valuation.held_out.vet`. ``is_in_test``: it is part of the
     test split, in which no copies are looked for then.
     """
+    test: Validation | None = loaded.test
+    if is_in_test:
+        test = None
     return vet(
         loaded.validation,
-        test=None if is_in_test else loaded.test,
+        test=test,
         build=loaded.task.build_model,
         seed=loaded.config.seed,
         seconds=seconds,
@@ -204,4 +210,6 @@ class Witness(Callback):
             share = contradicted_share(self._validation, vectors.params, model.named_buffers)
         except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
             return {}
-        return {} if share is None else {self._column: share}
+        if share is None:
+            return {}
+        return {self._column: share}

@@ -219,12 +219,16 @@ def _name_rows(axes: Axes, members: Sequence[tuple[str, bool]]) -> None:
         names = []
         for name, is_malicious in members:
             shown = shorten(name, MAX_NAME, placeholder=" ...")
-            names.append(f"{shown} (malicious)" if is_malicious else shown)
+            if is_malicious:
+                shown += " (malicious)"
+            names.append(shown)
         axes.set_yticks(range(len(members)), names, fontsize="small")
         return
     num_malicious = sum(is_malicious for _, is_malicious in members)
     num_honest = len(members) - num_malicious
-    groups = [(num_honest / 2, f"honest ({num_honest})")] if num_honest else []
+    groups = []
+    if num_honest:
+        groups.append((num_honest / 2, f"honest ({num_honest})"))
     if num_malicious:
         groups.append((num_honest + num_malicious / 2, f"malicious ({num_malicious})"))
         axes.axhline(num_honest - 0.5, color="black", linewidth=0.9)

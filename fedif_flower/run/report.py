@@ -34,17 +34,11 @@ def write_report(
     """
     rounds = run.lines("rounds")
     lines = [f"# {title}", "", *figures_table(summary).to_markdown(), ""]
-    remainder = _remainder(summary)
-    if remainder:
-        lines += [*wrap(remainder, 100), ""]
-    bound = bound_in_words(run.attributed.rounds)
-    if bound:
-        lines += [*wrap(bound, 100), ""]
-    missing = _missing_attacks(run)
-    if missing:
-        lines += [*wrap(missing, 100), ""]
+    lines += _paragraph(_remainder(summary))
+    lines += _paragraph(bound_in_words(run.attributed.rounds))
+    lines += _paragraph(_missing_attacks(run))
     for remark in summary.get("data_remarks", ()):
-        lines += [*wrap(f"Data, {remark}.", 100), ""]
+        lines += _paragraph(f"Data, {remark}.")
     if _has_losses(rounds):
         picture = plot_progress(rounds, run.folder, title)
         lines += [f"![{picture.stem} over rounds]({picture.name})", ""]
@@ -52,8 +46,15 @@ def write_report(
     members = run.table()
     words = column_words(members.heading, Scoring.from_record(summary.get("scoring")))
     lines += ["## Members", "", *wrap(words, 100), "", *members.to_markdown()]
-    lines += _completeness(run.completeness, is_finished=is_finished)
+    lines += _completeness_section(run.completeness, is_finished=is_finished)
     write_atomically(run.folder.report, "\n".join(lines) + "\n")
+
+
+def _paragraph(text: str) -> list[str]:
+    """Return the lines of a paragraph, with an empty one behind them; nothing for no text."""
+    if not text:
+        return []
+    return [*wrap(text, 100), ""]
 
 
 def _missing_attacks(run: Run) -> str:
@@ -221,7 +222,7 @@ def _percent(value: float | None) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]:
+def _completeness_section(completeness: Completeness, *, is_finished: bool) -> list[str]:
     """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
     headline = completeness.headline
     if not is_finished:
@@ -244,8 +245,8 @@ def _completeness(completeness: Completeness, *, is_finished: bool) -> list[str]
 def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
     """Return what became of members' requests, and when they could not be asked."""
     counted = ["asked", "answered", "late", "missing", "refused", "paused", "offline"]
-    rare = ("revoked", "not admitted")
-    counted += [name for name in rare if any(member.count[name] for member in members)]
+    # These are rare: each has a column where somebody has any.
+    counted += [name for name in ("revoked", "not admitted") if _has_any(members, name)]
     cells = []
     for member in members:
         share = ""
@@ -255,6 +256,11 @@ def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
         cells.append([member.name, *counts, share, member.seen])
     columns = ("member", *counted, "took part in", "last seen")
     return ResultTable("", columns, cells, num_labels=1)
+
+
+def _has_any(members: Iterable[MemberTurns], name: str) -> bool:
+    """Tell whether something became of a member's request, once at least."""
+    return any(member.count[name] for member in members)
 
 
 def _letters_section(members: Iterable[MemberTurns]) -> list[str]:

@@ -183,7 +183,9 @@ class Run:
             for client_id, lines in lines_by_client.items():
                 name = self.names.get(client_id, "")
                 members.append(_member(name, lines, contributions.get(client_id, UNKNOWN)))
-            column = "contribution" if contributions else "weight_score"
+            column = "weight_score"
+            if contributions:
+                column = "contribution"
             return tuple(sorted(members, key=lambda member: sort_key(member, column)))
 
     def sort(self, by: str) -> tuple[Member, ...]:

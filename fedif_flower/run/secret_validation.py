@@ -140,7 +140,9 @@ class SecretData:
             record = dict(memory[PAYING_KEY])
             corrected = with_recorded_noise(part, memory, PAYING_KEY)
         else:
-            held_out = examine(part, check.seconds, is_in_test=True) if check.vet else None
+            held_out = None
+            if check.vet:
+                held_out = examine(part, check.seconds, is_in_test=True)
             corrected, record = corrected_task(part, Correction.of(check, held_out), held_out)
             record.pop("suspects", None)  # They would tell which examples these are.
         return cls(nonce, commitment_of(salt), record, corrected.validation)
