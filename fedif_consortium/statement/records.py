@@ -27,7 +27,7 @@ from fedif_flower.attribution.table import (
     noise_block_column,
 )
 from fedif_flower.errors import ConfigError, StatementError
-from fedif_flower.messages.screening import Status
+from fedif_flower.messages.screening import ReplyStatus
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.record_files import Table
@@ -102,7 +102,7 @@ class Reply:
     round: int
     partition_id: int
     client_id: int
-    status: Status
+    status: ReplyStatus
     weight_score: FiniteFloat | None = None
     num_examples: FiniteFloat | None = None
     rejection: str = ""

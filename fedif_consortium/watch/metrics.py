@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from fedif_consortium.health import serving
 from fedif_flower.errors import require
-from fedif_flower.messages.screening import Status
+from fedif_flower.messages.screening import ReplyStatus
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.provenance import package_version
@@ -160,7 +160,7 @@ class RunMetrics(Callback):
             self.rounds.labels(_outcome(status))
         for phase in PHASES:
             self.phases.labels(phase)
-        for status in get_args(Status):
+        for status in get_args(ReplyStatus):
             self.replies.labels(status)
 
     def _add_figures_of_members(self, options: dict[str, Any]) -> None:

@@ -31,9 +31,12 @@ CLOSED = "no reply before the round closed"
 # What became of a client in a round: its reply was used or refused, its app raised an error,
 # nothing came that could be its reply, the round closed before it came, or the operator ended its
 # registration meanwhile.
-Status = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
+ReplyStatus = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
 
-_STATUS: Mapping[int, Status] = {2: "failed", REGISTRATION_ENDED: "revoked"}  # 2: the app raised.
+_STATUS: Mapping[int, ReplyStatus] = {
+    2: "failed",
+    REGISTRATION_ENDED: "revoked",
+}  # 2: the app raised.
 
 # Looks at a reply, its arrays, and its node, for the round in which that was asked.
 Look = Callable[[RecordDict, ArrayRecord, ClientNode, int], None]
@@ -45,7 +48,7 @@ class RefusedReply:
 
     node: ClientNode
     reason: str
-    status: Status = "refused"
+    status: ReplyStatus = "refused"
 
     def __post_init__(self) -> None:
         """Make the reason fit for logs and tables, whatever the client put in it."""
@@ -129,7 +132,7 @@ class _ClientSaidError(ReplyError):
     """A client sent an error in place of a model, or Flower did in its name."""
 
     def __init__(self, error: Error) -> None:
-        self.status: Status = _STATUS.get(error.code, "away")
+        self.status: ReplyStatus = _STATUS.get(error.code, "away")
         reason = reason_of(error)
         if self.status != "revoked":
             reason = f"client error {error.code}: {reason}"
@@ -223,13 +226,13 @@ class _ReplyDesk:
         for row, reason in self._workspace.unfit(self.accepted).items():
             self._refuse(self.accepted.pop(row).node, reason)
 
-    def refuse_absent(self, reason: str, status: Status) -> None:
+    def refuse_absent(self, reason: str, status: ReplyStatus) -> None:
         """Note who was asked in this round and is silent; who was asked earlier may still be."""
         for node_id, question in self._asked.items():
             if question.server_round == self._round and node_id not in self._answered:
                 self._refuse(question.node, reason, status)
 
-    def _refuse(self, node: ClientNode, reason: str, status: Status = "refused") -> None:
+    def _refuse(self, node: ClientNode, reason: str, status: ReplyStatus = "refused") -> None:
         self.refused.append(RefusedReply(node, reason, status))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedif_flower.errors import require
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
-from fedif_flower.messages.screening import RefusedReply, Status
+from fedif_flower.messages.screening import RefusedReply, ReplyStatus
 from fedif_flower.messages.text import printable
 from fedif_flower.messages.workspace import AcceptedReply, Asked
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
@@ -51,7 +51,7 @@ class ClientReport:
     """
 
     node: ClientNode
-    status: Status = "accepted"
+    status: ReplyStatus = "accepted"
     rejection: str = ""
     num_examples: float | None = None
     train_seconds: float | None = None

@@ -35,7 +35,7 @@ from fedif_flower.strategies.registry import (
 )
 from fedif_flower.valuation import Validation
 
-Attribution = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
+AttributionRule = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Rounds = Literal["synchronous", "buffered"]
 ALWAYS = 10**9  # Rounds after which a reply still counts.
 
@@ -155,7 +155,7 @@ class StrategyConfig(SectionedSettings):
         "out those that bring a backdoor (`docs/methods/backdoors.md`)",
         choices=SCREENS,
     )
-    attribution: Attribution = setting(
+    attribution: AttributionRule = setting(
         "off",
         "path attribution: what each client contributed to each round's decrease of the validation "
         "loss, in `attribution.csv`, by this quadrature rule (`docs/methods/path-attribution.md`)",

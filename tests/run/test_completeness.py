@@ -8,7 +8,7 @@ import pytest
 
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.screening import Status
+from fedif_flower.messages.screening import ReplyStatus
 from fedif_flower.run import presence
 from fedif_flower.run.completeness import completeness
 from fedif_flower.run.presence import Change, RollCall
@@ -20,7 +20,9 @@ from fedif_flower.server.record import Round
 NAMES = {1: "ada", 2: "bob", 3: "cyd"}
 
 
-def line(number: int, client_id: int, status: Status = "accepted", asked_in=None, **more) -> Line:
+def line(
+    number: int, client_id: int, status: ReplyStatus = "accepted", asked_in=None, **more
+) -> Line:
     who = {"round": number, "client_id": client_id, "partition_id": client_id - 1}
     return {**who, "status": status, "asked_in": asked_in, **more}
 
@@ -29,7 +31,7 @@ def change(number: int, client_id: int, presence: str, at: str = "") -> list[Lin
     return [line(number, client_id, presence=presence, at=at)]
 
 
-def answers(client_id: int, *numbers: int, status: Status = "accepted") -> list[Line]:
+def answers(client_id: int, *numbers: int, status: ReplyStatus = "accepted") -> list[Line]:
     return [line(number, client_id, status) for number in numbers]
 
 
