@@ -62,7 +62,7 @@ from fedif_consortium.statement.sums import (
     lucks_of,
     totals_of,
 )
-from fedif_flower.attribution.gain import ends_of
+from fedif_flower.attribution.gain import first_and_last_loss
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import Completeness
 
@@ -233,7 +233,7 @@ def settle(
     intervals_of_mix = mix_intervals(counted.used, standing, mix)
     members = _member_accounts(counted, shares, noise_ends, intervals_of_mix)
     held_out = judge_held_out(records, counted.used, standing, is_accepted=accept_held_out)
-    first_loss, last_loss = ends_of(losses_of(counted.since.rounds))
+    first_loss, last_loss = first_and_last_loss(losses_of(counted.since.rounds))
     return Account(
         **vars(_gain(counted)),
         rounds=len(counted.since.rounds),

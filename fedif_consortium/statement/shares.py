@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from fedif_consortium.statement.records import RoundLoss
-from fedif_flower.attribution.gain import ends_of
+from fedif_flower.attribution.gain import first_and_last_loss
 
 NOTHING = Fraction(0)
 MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
@@ -134,7 +134,7 @@ def fall_of(rounds: Sequence[RoundLoss]) -> float:
     The first loss is the first that is finite. A run that ends without a finite loss has fallen by
     minus infinity.
     """
-    first, last = ends_of(losses_of(rounds))
+    first, last = first_and_last_loss(losses_of(rounds))
     if first is None or last is None:
         return -math.inf
     return first - last

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def ends_of(losses: Sequence[float | None]) -> tuple[float | None, float | None]:
+def first_and_last_loss(losses: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Return the first finite loss of a run, and the one that it ended with; ``None``: no such.
 
     Parameters
@@ -37,7 +37,9 @@ def gain_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     rounds : sequence of mapping
         Lines of ``attribution_rounds.csv``, one or more.
     """
-    first, last = ends_of([rounds[0]["loss_before"], *(row["loss_after"] for row in rounds)])
+    losses = [rounds[0]["loss_before"]]
+    losses += [row["loss_after"] for row in rounds]
+    first, last = first_and_last_loss(losses)
     attributed = math.fsum(row["attributed"] for row in rounds)
     decrease: float | None = None
     remainder: float | None = None
