@@ -30,6 +30,7 @@ from fedif_consortium.statement.records import RunRecords
 from fedif_flower.attribution.intervals import (
     CONFIDENCE,
     MIN_ROUNDS,
+    SplitContribution,
     block_sums,
     deviations,
     quantile,
@@ -184,7 +185,10 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
 def _luck_of_examples(records: RunRecords, draws: Array | None) -> Luck:
     """Return how sums over blocks of held-out examples, or their means per draw, may differ."""
     weights = records.block_weights
-    parts = [(p.client_id, p.contribution, p.credited, p.by_block) for p in records.parts]
+    parts = [
+        SplitContribution(part.client_id, part.contribution, part.credited, part.by_block)
+        for part in records.parts
+    ]
     contributed, credited = block_sums(parts, list(records.members), len(weights))
     if draws is not None:
         contributed = contributed / draws

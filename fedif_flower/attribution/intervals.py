@@ -8,6 +8,7 @@ shares or differences, moves as they do.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,8 +53,17 @@ def ends_of(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDAr
     return np.stack([totals - widths, totals + widths], axis=1) + 0.0
 
 
+class SplitContribution(NamedTuple):
+    """What a client contributed to a round, what of it is credited, and its parts by block."""
+
+    client_id: int
+    contribution: float
+    credited: float
+    by_block: Sequence[float]
+
+
 def block_sums(
-    parts: Iterable[tuple[int, float, float, Sequence[float]]], members: Sequence[int], blocks: int
+    parts: Iterable[SplitContribution], members: Sequence[int], blocks: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
 
@@ -61,9 +71,8 @@ def block_sums(
 
     Parameters
     ----------
-    parts : iterable of (int, float, float, sequence of float)
-        For a client in a round: its id, the contribution, what of it is credited, and the parts of
-        it by block.
+    parts : iterable of SplitContribution
+        One for each client in each round.
     members : sequence of int
         Client ids, in the order of the columns.
     blocks : int
@@ -72,13 +81,13 @@ def block_sums(
     place = {client_id: column for column, client_id in enumerate(members)}
     contributed_sums = np.zeros((blocks, len(place)))
     credited_sums = np.zeros((blocks, len(place)))
-    for client_id, contribution, credited, by_block in parts:
-        contributed_by_block = np.array(by_block)  # [b]
-        lost_by_block = (credited - contribution) / blocks
-        column = place[client_id]
+    for part in parts:
+        contributed_by_block = np.array(part.by_block)  # [b]
+        lost_by_block = (part.credited - part.contribution) / blocks
+        column = place[part.client_id]
         contributed_sums[:, column] += contributed_by_block
         credited_sums[:, column] += split_credit(
-            contribution, credited, contributed_by_block, lost_by_block
+            part.contribution, part.credited, contributed_by_block, lost_by_block
         )
     return contributed_sums, credited_sums
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedif_flower.attribution.callback import PathAttribution
-from fedif_flower.attribution.intervals import block_sums, share_half_widths
+from fedif_flower.attribution.intervals import SplitContribution, block_sums, share_half_widths
 from fedif_flower.attribution.quarantine import LEAST_MEMBERS, Quarantine
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.attribution.table import BLOCKS_KEY, CLASSES_KEY
@@ -214,8 +214,12 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
         for client in attributed.clients:
             if len(client.blocks) != num_blocks:
                 return None
-            parts.append((client.client_id, client.contribution, client.credited, client.blocks))
-    client_ids = sorted({client_id for client_id, *_ in parts})
+            parts.append(
+                SplitContribution(
+                    client.client_id, client.contribution, client.credited, client.blocks
+                )
+            )
+    client_ids = sorted({part.client_id for part in parts})
     contributed, credited = block_sums(parts, client_ids, num_blocks)
     if not (credited.sum(axis=0) > 0).any():
         return None

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedif_flower import Validation
 from fedif_flower.attribution.intervals import (
+    SplitContribution,
     block_sums,
     half_widths,
     intervals,
@@ -220,7 +221,10 @@ def test_of_equal_blocks_it_is_the_standard_error_of_a_mean():
 
 
 def test_credit_is_split_as_the_contribution_and_a_loss_beyond_it_alike():
-    parts = [(7, 1.0, 0.5, (0.75, 0.25)), (7, 1e-9, -0.5, (0.25, 1e-9 - 0.25))]
+    parts = [
+        SplitContribution(7, 1.0, 0.5, (0.75, 0.25)),
+        SplitContribution(7, 1e-9, -0.5, (0.25, 1e-9 - 0.25)),
+    ]
     contributed, credited = block_sums(parts, [7], 2)
     assert contributed.T.tolist() == [pytest.approx([1.0, 0.0], abs=1e-8)]
     assert credited.T.tolist() == [pytest.approx([0.375 + 0.25 - 0.25, 0.125 - 0.25 - 0.25])]
