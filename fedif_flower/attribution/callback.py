@@ -285,31 +285,36 @@ class PathAttribution(Callback):
 
     def on_step(self, step: Step) -> None:
         """Begin with the round's gradients."""
+        newest = self._newest(step)
+        earlier = self._memory.handed_on.updates
+        in_step = carry([newest, *earlier], step.shares or (1.0,))
+        carried: tuple[CarriedUpdates, ...] | None = None
+        if step.shares:
+            # The newest updates are overwritten in the next round.
+            carried = (replace(in_step[0], updates=newest.updates.clone()), *in_step[1:])
+        self._memory.note_step(step.before.params, step.after.params, carried)
+        unseen = step.updates.unseen
+        if unseen is not None and not self.rounds and self.block_weights:
+            logger.info("masked rounds: no intervals for another held-out set")
+        self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
+
+    def _newest(self, step: Step) -> CarriedUpdates:
+        """Return the round's own updates, as they are in its step."""
         updates = step.updates.client_updates
         applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
-        handed_on = self._memory.handed_on
-        credit = self._credit(step, handed_on.past)
+        past = self._memory.handed_on.past
+        credit = self._credit(step, past)
         basis = updates[:0]
         if credit is not None:
-            basis = handed_on.past.basis
-        newest = CarriedUpdates(
+            basis = past.basis
+        return CarriedUpdates(
             members=tuple(MemberKey(node.partition_id, node.client_id) for node in step.nodes),
             coefficients=applied.cpu(),
             updates=updates,
             basis=basis,
             credit=credit,
         )
-        in_step = carry([newest, *handed_on.updates], step.shares or (1.0,))
-        carried: tuple[CarriedUpdates, ...] | None = None
-        if step.shares:
-            # The newest updates are overwritten in the next round.
-            carried = (replace(in_step[0], updates=updates.clone()), *in_step[1:])
-        self._memory.note_step(step.before.params, step.after.params, carried)
-        unseen = step.updates.unseen
-        if unseen is not None and not self.rounds and self.block_weights:
-            logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
 
     def _credit(self, step: Step, past: PastSteps) -> Credit | None:
         """Return how much of each of a round's updates is credited, if that is bounded."""
@@ -404,17 +409,21 @@ class PathAttribution(Callback):
             attributed = RoundAttribution(number, loss, loss)
         else:
             logger.warning("round %d: the last step was taken back", number)
-            after = self._model.vectors
-            went_back = replace(
-                taken_round,
-                after=after,
-                at_models=(taken_round.at_models[0], self._begin(after)),
-                undone=self._undo_last_step(),
-            )
-            attributed = self._attributor.evaluate(went_back)
+            attributed = self._attribute_way_back(taken_round)
         # It was taken down before anybody knew that the step would not stay.
         self._memory.correct(number, self._round_of_last_step())
         return attributed
+
+    def _attribute_way_back(self, taken_round: TakenRound) -> RoundAttribution:
+        """Return a round without a step in which the model went back to the one before."""
+        after = self._model.vectors
+        went_back = replace(
+            taken_round,
+            after=after,
+            at_models=(taken_round.at_models[0], self._begin(after)),
+            undone=self._undo_last_step(),
+        )
+        return self._attributor.evaluate(went_back)
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
         """Return the rounds after one, up to another; it waits for the one in work."""
