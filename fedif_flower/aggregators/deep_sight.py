@@ -94,16 +94,16 @@ class DeepSight(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
         client_updates = updates.client_updates  # [m, d]
-        weights = client_updates[:, self._layer.weight]
-        weights = weights.view(-1, *self._layer.shape)  # [m, classes, features]
+        of_weight = client_updates[:, self._layer.weight]
+        layer_weights = of_weight.view(-1, *self._layer.shape)  # [m, classes, features]
         if self._layer.bias is None:
             # The layer itself is compared in place of its bias.
-            biases = weights.new_zeros(weights.shape[:2])  # [m, classes]
-            directions = weights.flatten(1)
+            biases = layer_weights.new_zeros(layer_weights.shape[:2])  # [m, classes]
+            directions = layer_weights.flatten(1)
         else:
             biases = client_updates[:, self._layer.bias]
             directions = biases
-        energies = output_energies(weights, biases)
+        energies = output_energies(layer_weights, biases)
         ratios = self._ratios(updates).cpu()
         clusters = deep_sight_clusters(cosine_distances(directions), energies, ratios)
         norms = updates.squared_norms.double().cpu().sqrt()  # [m]
@@ -224,7 +224,7 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
     Parameters
     ----------
     cosines : Tensor
-        ``[m, m]``.
+        ``[m, m]``: cosine distances of the output layer's bias updates.
     energies : Tensor
         ``[m, classes]``.
     ratios : Tensor

@@ -101,7 +101,8 @@ class LossBound(Stage):
             return proposal.move(proposal.coefficients)
         if not math.isfinite(self._first):
             params = updates.global_params.cpu()
-            self._first = self._least = validation.loss(params, updates.named_buffers)
+            self._first = validation.loss(params, updates.named_buffers)
+            self._least = self._first
         if not math.isfinite(self._first):
             # Where no loss was ever finite there is nothing to keep.
             return proposal.move(proposal.coefficients)
