@@ -148,10 +148,10 @@ def bouts(
     rule_names = _names(rules, RULES, STRATEGIES, "strategies")
     attack_names = _names(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks")
     points = [(CLEAN, 0.0)]
-    points += product(attack_names, _shares(shares) if shares else SHARES)
-    if not attacks and not shares:
-        at_all_shares = (CLEAN, *AT_EVERY_SHARE)
-        points = [point for point in points if point[0] in at_all_shares or point[1] == MIDDLE]
+    for attack, share in product(attack_names, _shares(shares) if shares else SHARES):
+        is_asked_for = bool(attacks or shares)
+        if is_asked_for or attack in AT_EVERY_SHARE or share == MIDDLE:
+            points.append((attack, share))
     own_rules = _own(rule_names, RULES, STRATEGIES)
     own_attacks = _own(attack_names, ATTACKS, REGISTERED_ATTACKS)
     rows: list[Row] = []
@@ -172,7 +172,9 @@ def _own(names: Iterable[str], of_arena: Iterable[str], registered: Registry) ->
 def _code_of(own: Iterable[object]) -> str:
     """Return a hash of the modules behind what is one's own; empty where nothing is."""
     things = [thing for thing in own if thing is not None]
-    return modules_hash(modules_behind(things))[:12] if things else ""
+    if not things:
+        return ""
+    return modules_hash(modules_behind(things))[:12]
 
 
 def play(
@@ -232,10 +234,11 @@ def _names(text: str, of_arena: Iterable[str], registered: Registry, option: str
             raise ConfigError(
                 f"attacks = {name!r}; allowed: attacks; a bout without one is always played"
             )
-        if name == CLEAN or (name not in arena_names and name not in registered):
+        is_of_arena = name in arena_names
+        if name == CLEAN or not (is_of_arena or name in registered):
             also = f"and the names of `fedif list`, {registered.also} among them"
             raise ConfigError(f"{option} = {name!r}; allowed: {', '.join(arena_names)}, {also}")
-        if name not in arena_names and registered.is_own(name):
+        if not is_of_arena and registered.is_own(name):
             registered.load(name)  # One that cannot be imported is said before anything runs.
     return names
 

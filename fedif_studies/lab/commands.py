@@ -79,7 +79,7 @@ def compare(
     from fedif_studies.lab.comparison import names_of
     from fedif_studies.lab.curves import plot_curves
     from fedif_studies.lab.differences import other_origins, varying
-    from fedif_studies.lab.measurements import last_ten_remarks, read_measurement
+    from fedif_studies.lab.measurements import Measurement, last_ten_remarks, read_measurement
     from fedif_studies.lab.pairs import pair_runs, paired_remarks, paired_table, plot_pairs
     from fedif_studies.lab.shown_figures import direction
     from fedif_studies.lab.table import write_table
@@ -93,16 +93,17 @@ def compare(
     differences = output_dir / "differences.png"
     for earlier in (curves, differences):  # Of other runs.
         earlier.unlink(missing_ok=True)
-    series = {}
+    measured: dict[str, Measurement] = {}
     for name, run_dir in zip(names_of(runs), run_dirs, strict=True):
         measurement = read_measurement(run_dir)
         if measurement is not None:
-            series[name] = [measurement]
+            measured[name] = measurement
+    measurements = list(measured.values())
+    series = {name: [measurement] for name, measurement in measured.items()}
     pictures = []
     if plot_curves(series, curves, table.title):
         pictures.append(curves)
     more = []
-    measurements = [measurement for [measurement] in series.values()]
     remarks = [*direction(measurements), *last_ten_remarks(measurements)]
     remarks += other_origins(measurements)
     paired = pair_runs(measurements, varying(measurements))

@@ -128,6 +128,7 @@ def _missing_curves(panels: Sequence[CurvePanel]) -> str:
 
 
 def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding: str) -> str:
+    """Return the picture's text for a width: a panel for each column, each on its own scale."""
     entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in panels[0].rows]
     marks = (
         f"Means over seeds, a point at every {_POINTS}th round (with a hole: on a GPU). Hollow, at "
@@ -159,6 +160,7 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
 
 
 def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
+    """Draw a panel: its scales, its methods' curves, and the paper's figures at the right."""
     size = drawing.size
     low, high = limits(_values_in_view(panel))
     up = Scale(low, high, box.bottom, box.top)

@@ -100,6 +100,7 @@ def _count_earlier(cells: Sequence[TableCell], earlier: Sequence[TableCell]) -> 
 def _draw_accuracies(
     table: PaperTable, points: Sequence[Point], sheet: Sheet, title: str, finding: str
 ) -> str:
+    """Return the picture's text for a width: a panel for each column, all on one scale."""
     entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in table.rows]
     across = len(table.columns)
     height = 300.0
@@ -119,12 +120,7 @@ def _draw_accuracies(
             below=0.4 * size,
             left=2.4 * size,
         )
-        ends = []  # Of all bars.
-        for point in points:
-            down, up = _reach(point.figure)
-            ends.append(point.figure.mean + down)
-            ends.append(point.figure.mean + up)
-        low, high = limits(ends)
+        low, high = limits(_ends_of_bars(points))
         for index, (column, box) in enumerate(zip(table.columns, grid.boxes, strict=True)):
             scale = Scale(low, high, box.bottom, box.top)
             horizontal_lines(drawing, box, scale, most=6, labelled=grid.is_first(index))
@@ -139,6 +135,16 @@ def _reach(figure: MeanStd) -> tuple[float, float]:
     """Return how far a figure's bar goes down and up."""
     deviation = figure.std or 0.0
     return -deviation, deviation
+
+
+def _ends_of_bars(points: Iterable[Point]) -> list[float]:
+    """Return the lower and the upper end of every point's bar."""
+    ends = []
+    for point in points:
+        down, up = _reach(point.figure)
+        ends.append(point.figure.mean + down)
+        ends.append(point.figure.mean + up)
+    return ends
 
 
 def _write_column(drawing: Drawing, box: Box, column: Variant) -> None:
