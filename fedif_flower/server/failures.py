@@ -23,6 +23,13 @@ class _PoorRounds(NamedTuple):
     erred: int = 0
 
 
+class _Errors(NamedTuple):
+    """A member's errors in a row, and the last round in which it is not asked for them."""
+
+    in_a_row: int = 0
+    paused_until: int = 0
+
+
 class MemberFailures:
     """Pauses members that gave no usable reply, and ends a run in which most members give none.
 
@@ -44,8 +51,7 @@ class MemberFailures:
     def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
         self.maximum = maximum
         self.max_paused_turns = max_paused_turns
-        # By member that errs: errors in a row, and the last round in which it is not asked.
-        self._erring: dict[int, tuple[int, int]] = {}
+        self._erring: dict[int, _Errors] = {}  # By member, those that err alone.
         self._poor = _PoorRounds()
         self._failed_rounds = 0  # In a row: enough replies were usable, and yet it made no model.
 
@@ -66,8 +72,8 @@ class MemberFailures:
         """Return the client ids of those left out of a round."""
         return {
             client_id
-            for client_id, (_, last_paused) in self._erring.items()
-            if last_paused >= server_round
+            for client_id, errors in self._erring.items()
+            if errors.paused_until >= server_round
         }
 
     def first_errors(self, refused: Iterable[RefusedReply]) -> int:
@@ -85,18 +91,21 @@ class MemberFailures:
         TrainingFailedError
             If most members fail, or if too many rounds in a row failed on the server's side.
         """
-        usable = {reply.node.client_id for reply in current.accepted}
-        for client_id in usable:
+        usable_ids = {reply.node.client_id for reply in current.accepted}
+        for client_id in usable_ids:
             self._erring.pop(client_id, None)
         self.update_late(current)
         late = {reply.node for reply in current.refused if reply.status == "late"}
         members = [node for node in current.members if node not in late]  # The slow do not err.
         if not members:
             return
-        erred = [node.client_id for node in members if node.client_id not in usable]
+        erred = [node.client_id for node in members if node.client_id not in usable_ids]
         self._pause_all(erred, current)
         self._count_poor_round(len(members), len(erred))
-        self._failed_rounds = self._failed_rounds + 1 if why_failed else 0
+        if why_failed:
+            self._failed_rounds += 1
+        else:
+            self._failed_rounds = 0
         why = self._why_to_give_up(current.online)
         if why:
             first_reason = why_failed
@@ -119,10 +128,10 @@ class MemberFailures:
 
     def _pause(self, client_id: int, server_round: int, turn: int) -> None:
         """Pause a member after its k-th error in a row for 2^(k-1) - 1 turns."""
-        errors_before, _ = self._erring.get(client_id, (0, 0))
-        errors = errors_before + 1
-        turns = min(2 ** (errors - 1) - 1, self.max_paused_turns)
-        self._erring[client_id] = (errors, server_round + turn * turns)
+        before = self._erring.get(client_id, _Errors())
+        in_a_row = before.in_a_row + 1
+        turns = min(2 ** (in_a_row - 1) - 1, self.max_paused_turns)
+        self._erring[client_id] = _Errors(in_a_row, server_round + turn * turns)
 
     def _count_poor_round(self, num_members: int, num_erred: int) -> None:
         """Count a round in which most members erred; any other one ends their row."""
@@ -134,37 +143,52 @@ class MemberFailures:
             )
 
     def _why_to_give_up(self, online: Sequence[ClientNode]) -> str:
+        """Return why the run ends; empty: it goes on."""
+        why = self._why_most_are_failing(online) or self._why_most_asked_err()
+        if not why and self._failed_rounds >= self.maximum:
+            why = f"{self._failed_rounds} rounds in a row failed"
+        return why
+
+    def _why_most_are_failing(self, online: Sequence[ClientNode]) -> str:
+        """Return how many of those online fail whenever they are asked; empty: not most."""
         failing = {
-            client_id for client_id, (errors, _) in self._erring.items() if errors >= self.maximum
+            client_id
+            for client_id, errors in self._erring.items()
+            if errors.in_a_row >= self.maximum
         }
-        num_failing = sum(node.client_id in failing for node in online) if failing else 0
-        if 2 * num_failing > len(online):
-            return (
-                f"most members fail: {num_failing} of {len(online)} gave no usable reply in "
-                f"{self.maximum} rounds in a row that they were asked in"
-            )
-        # Long before all of a large federation were asked so often: by four standard deviations,
-        # it is not by chance that more than half of those asked err.
+        if not failing:
+            return ""
+        num_failing = sum(node.client_id in failing for node in online)
+        if 2 * num_failing <= len(online):
+            return ""
+        return (
+            f"most members fail: {num_failing} of {len(online)} gave no usable reply in "
+            f"{self.maximum} rounds in a row that they were asked in"
+        )
+
+    def _why_most_asked_err(self) -> str:
+        """Return how many of those asked of late erred; empty: no more than by chance.
+
+        It tells long before all of a large federation were asked often enough to be failing.
+        """
         poor = self._poor
-        if poor.rounds >= self.maximum and poor.erred > poor.asked / 2 + 2 * poor.asked**0.5:
-            return (
-                f"most members fail: {poor.erred} of the {poor.asked} asked in {poor.rounds} "
-                "rounds in a row gave no usable reply"
-            )
-        if self._failed_rounds >= self.maximum:
-            return f"{self._failed_rounds} rounds in a row failed"
-        return ""
+        # If each erred with a chance of 1/2, asked / 2 would, give or take sqrt(asked) / 2: more
+        # than four of these standard deviations above it is no chance.
+        by_chance = poor.asked / 2 + 2 * poor.asked**0.5
+        if poor.rounds < self.maximum or poor.erred <= by_chance:
+            return ""
+        return (
+            f"most members fail: {poor.erred} of the {poor.asked} asked in {poor.rounds} "
+            "rounds in a row gave no usable reply"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on."""
-        erring = {client_id: list(record) for client_id, record in self._erring.items()}
+        erring = {client_id: list(errors) for client_id, errors in self._erring.items()}
         return {"erring": erring, "poor": list(self._poor), "failed_rounds": self._failed_rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._erring = {
-            client_id: (errors, last_paused)
-            for client_id, (errors, last_paused) in state["erring"].items()
-        }
+        self._erring = {client_id: _Errors(*saved) for client_id, saved in state["erring"].items()}
         self._poor = _PoorRounds(*state["poor"])
         self._failed_rounds = state["failed_rounds"]
