@@ -39,7 +39,7 @@ def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[Client
     asked_for = set(node_ids)
     return [
         ClientNode(partition_id, node_id, is_simulated=True)
-        for partition_id, node_id in enumerate(_by_age(grid))
+        for partition_id, node_id in enumerate(_ids_by_age(grid))
         if node_id in asked_for
     ]
 
@@ -73,7 +73,7 @@ def identify_by_query(
         Message(content=content, message_type=MessageType.QUERY, dst_node_id=node_id)
         for node_id in node_ids
     ]
-    nodes = {node.node_id: node for node in identify_by_name(grid, node_ids)}
+    nodes = {node.node_id: node for node in nodes_by_name(grid, node_ids)}
     for reply in grid.send_and_receive(messages, timeout=timeout):
         node = nodes.get(reply.metadata.src_node_id)
         if node is None:
@@ -86,16 +86,22 @@ def identify_by_query(
     return list(nodes.values())
 
 
-def identify_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Ask nobody which partition it holds.
+def nodes_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
+    """Return nodes with the names that the operator gave them, and without a partition.
 
-    Nodes are called what the operator calls them, or in a simulation by their order.
+    In a simulation they are numbered by their order.
     """
+    names = {}
     if is_simulated(grid):
-        names = {node_id: f"client {number}" for number, node_id in enumerate(_by_age(grid))}
+        for number, node_id in enumerate(_ids_by_age(grid)):
+            names[node_id] = f"client {number}"
     else:
-        names = {info.node_id: info.name for info in grid.get_nodes() if info.name}
-    return [ClientNode(UNKNOWN_PARTITION, i, name=names.get(i, "")) for i in node_ids]
+        for info in grid.get_nodes():
+            if info.name:
+                names[info.node_id] = info.name
+    return [
+        ClientNode(UNKNOWN_PARTITION, node_id, name=names.get(node_id, "")) for node_id in node_ids
+    ]
 
 
 def identify_unasked(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
@@ -105,17 +111,20 @@ def identify_unasked(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     simulation Flower draws other node ids in every run: by these, neither the order in which
     clients are drawn nor their scores would be the same again.
     """
-    identify = identify_by_registration if is_simulated(grid) else identify_by_name
-    return identify(grid, node_ids)
+    if is_simulated(grid):
+        return identify_by_registration(grid, node_ids)
+    return nodes_by_name(grid, node_ids)
 
 
 def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Name nodes by registration order in a simulation, and by asking them elsewhere."""
-    identify = identify_by_registration if is_simulated(grid) else identify_by_query
-    return identify(grid, node_ids)
+    if is_simulated(grid):
+        return identify_by_registration(grid, node_ids)
+    return identify_by_query(grid, node_ids)
 
 
-def _by_age(grid: Grid) -> list[int]:
+def _ids_by_age(grid: Grid) -> list[int]:
+    """Return the nodes' ids in the order in which they were registered."""
     infos = sorted(grid.get_nodes(), key=lambda info: info.registered_at)
     return [info.node_id for info in infos]
 
@@ -211,11 +220,13 @@ def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
     while not node_ids and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         node_ids = list(grid.get_node_ids())
-    question = [
-        Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
-        for node_id in node_ids[:1]
-    ]
-    if not list(grid.send_and_receive(question, timeout=timeout)):
+    questions = []
+    if node_ids:
+        question = Message(
+            content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_ids[0]
+        )
+        questions.append(question)
+    if not list(grid.send_and_receive(questions, timeout=timeout)):
         raise TrainingFailedError(f"no simulated node answered within {timeout:g} s")
     return sorted(grid.get_node_ids())
 

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
@@ -114,6 +114,13 @@ class Roster:
         return Present(online, admitted)
 
 
+class _LastOnline(NamedTuple):
+    """The nodes that were online in the last round: their ids, and who they are."""
+
+    node_ids: Sequence[int] = ()
+    nodes: Sequence[ClientNode] = ()
+
+
 class NodeDirectory:
     """The nodes that are online, and their partitions; each node is asked at most three times.
 
@@ -132,7 +139,7 @@ class NodeDirectory:
         self._known: dict[int, ClientNode] = {}
         self._questions: Counter[int] = Counter()
         self._contested: set[int] = set()
-        self._online: tuple[list[int], list[ClientNode]] = ([], [])  # As of the last round.
+        self._last_online = _LastOnline()
 
     @property
     def known(self) -> list[ClientNode]:
@@ -141,45 +148,40 @@ class NodeDirectory:
 
     def meet(self, nodes: Iterable[ClientNode]) -> None:
         """Know nodes that were asked already: they are not asked again."""
-        self._known |= {node.node_id: node for node in nodes}
+        for node in nodes:
+            self._known[node.node_id] = node
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything needed to go on: partition, attack and name by lasting node id."""
         # A simulation gives its nodes other ids in the next process.
         lasting = [node for node in self._known.values() if not node.is_simulated]
-        return {
-            "known": {node.node_id: [node.partition_id, node.attack, node.name] for node in lasting}
-        }
+        return {"known": {node.node_id: _saved(node) for node in lasting}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._known = {
-            node_id: ClientNode(partition_id, node_id, *attack_and_name)
-            for node_id, (partition_id, *attack_and_name) in state["known"].items()
-        }
-        self._online = ([], [])
+        self._known = {node_id: _read(node_id, saved) for node_id, saved in state["known"].items()}
+        self._last_online = _LastOnline()
 
     def online(
         self, grid: Grid, at_least: int, key: str = "min_available_nodes"
-    ) -> list[ClientNode]:
+    ) -> Sequence[ClientNode]:
         """Wait until ``at_least`` nodes are online; return all ordered by partition id.
 
         ``key`` and errors are those of :func:`wait_for_nodes`.
         """
         node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
-        last_ids, last_online = self._online
-        if node_ids == last_ids:
-            return last_online
+        if node_ids == self._last_online.node_ids:
+            # Of a million members that are still the same ones nothing is found out again.
+            return self._last_online.nodes
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
         self._identify_nodes(grid, unknown)
         self._warn_of_successors(unknown, node_ids)
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
-        # Of a million members that are still the same ones nothing has to be found out again.
         if any(self._is_unknown(node_id) for node_id in unknown):
-            self._online = ([], [])
+            self._last_online = _LastOnline()  # They are asked again.
         else:
-            self._online = (node_ids, online)
+            self._last_online = _LastOnline(node_ids, online)
         return online
 
     def _identify_nodes(self, grid: Grid, node_ids: Sequence[int]) -> None:
@@ -234,8 +236,22 @@ class NodeDirectory:
         return settled
 
     def _is_unknown(self, node_id: int) -> bool:
+        """Tell whether a node has to be identified, once more if it has not said who it is."""
         node = self._known.get(node_id)
-        if node is None or self._identify is identify_unasked:
-            return node is None
-        silent = node.partition_id == UNKNOWN_PARTITION
-        return silent and self._questions[node_id] < MOST_QUESTIONS
+        if node is None:
+            return True
+        if self._identify is identify_unasked:
+            return False
+        is_silent = node.partition_id == UNKNOWN_PARTITION
+        return is_silent and self._questions[node_id] < MOST_QUESTIONS
+
+
+def _saved(node: ClientNode) -> list[Any]:
+    """Return what a checkpoint keeps of a node, beside its id."""
+    return [node.partition_id, node.attack, node.name]
+
+
+def _read(node_id: int, saved: Sequence[Any]) -> ClientNode:
+    """Return a node of which a checkpoint keeps what :func:`_saved` returned."""
+    partition_id, attack, name = saved
+    return ClientNode(partition_id, node_id, attack, name)
