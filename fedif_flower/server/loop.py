@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
@@ -36,7 +36,6 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.text import printable
 from fedif_flower.messages.workspace import Asked
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.seeding import numpy_generator
@@ -58,9 +57,10 @@ from fedif_flower.server.noise import (
     calling_wrapper,
     require_equal_weights,
 )
-from fedif_flower.server.obstacle import Obstacle, find_obstacle
+from fedif_flower.server.obstacle import Obstacle, fail, find_obstacle, stand_still
 from fedif_flower.server.older_api import MessageApiOnly
-from fedif_flower.server.record import History, Round, Step, why_it_stands_still
+from fedif_flower.server.questions import Patience, note_questions, training_messages
+from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
 from fedif_flower.server.rule import Stateful, claim, require_answer, require_own, take_step
 from fedif_flower.server.run import Callback, RunningStrategy
@@ -111,7 +111,6 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     current: Round | None = None  # The round that goes on; later, what is left of the last one.
     online: Sequence[ClientNode] = ()  # When the round began.
     _has_asked = False  # Anybody, in its last round.
-    _told_of_quorum = False  # That fewer are at work.
 
     def __init__(
         self,
@@ -162,6 +161,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         self.history = History()
         self.callbacks = require_callbacks(callbacks)
+        self._patience = Patience(setup.pace)
         self._memory = RoundMemory()
         self._key = object()  # By which parts know whose rounds they remember.
 
@@ -256,14 +256,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current = self._open_round(server_round, present, members, earlier, grid)
         for callback in self.callbacks:
             callback.on_asked(current)
-        self._ask(current, received, earlier)
-        return self._messages(members, config)
-
-    def members_of(self, server_round: int) -> Collection[ClientNode]:
-        """Return who was drawn for the round that goes on."""
-        if self.current is None or self.current.round != server_round:
-            return ()
-        return self.current.members
+        note_questions(current, received, earlier)
+        self._has_asked = bool(current.asked)
+        return self._training_messages(members, config)
 
     def take_in_replies(
         self, replies: Iterable[Message]
@@ -273,15 +268,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if current is None or not current.asked:
             return None, None
         screened_at = self._screen(current, replies)
-        is_models_fault = self._is_models_fault(current)
-        self._advance(current, is_models_fault=is_models_fault)
+        self._advance(current)
         current.report_clients()
-        current.round_seconds = screened_at - self._asked_at
+        current.round_seconds = screened_at - current.asked_at
         current.aggregation_seconds = time.perf_counter() - screened_at
         self.history.rounds.append(current)
         self._tell_of_round(current)
         try:
-            self._count_failures(current, is_models_fault=is_models_fault)
+            self._count_failures(current)
         except TrainingFailedError as error:
             self._failure = error  # It ends the run as soon as the round is over.
         metrics = self._train_metrics(current)
@@ -299,7 +293,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         learned = self.learned()
         self._memory.keep(updates.server_round, learned)
         try:
-            return self._aggregate(updates)
+            return self._weigh_and_combine(updates)
         except Exception as error:
             self._memory.forget_after(self.completed_rounds, learned)
             if isinstance(error, OutOfRangeError) and self.stages.optimizer is not None:
@@ -307,7 +301,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
                 self.stages.optimizer.restart()
             raise
 
-    def _aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
+    def _weigh_and_combine(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
         whose = type(self).__name__
         staged = self.stages.before(updates)
         # A rule that returns a step gets the updates as short as they count.
@@ -335,6 +329,12 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return vectors, staged.unmixed(aggregation).require_of(updates.num_clients)
 
     # -- how it asks
+
+    def members_of(self, server_round: int) -> Collection[ClientNode]:
+        """Return who was drawn for the round that goes on."""
+        if self.current is None or self.current.round != server_round:
+            return ()
+        return self.current.members
 
     def _call_roster(self, server_round: int, earlier: Mapping[int, Asked], grid: Grid) -> Present:
         """Return who is online, and who of them may be drawn."""
@@ -389,17 +389,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self, num_members: int, earlier: Mapping[int, Asked], grid: Grid
     ) -> Closing:
         """Return until when replies are waited for, and let the grid know."""
-        pace = self.setup.pace
-        at_work = num_members + len(earlier)
-        if pace.quorum > at_work > 0 and not self._told_of_quorum:
-            self._told_of_quorum = True
-            logger.warning(
-                "quorum = %g, but %d are at work: a round waits for all of them where they are "
-                "fewer",
-                pace.quorum,
-                at_work,
-            )
-        closing = pace.closing(num_members, earlier)
+        closing = self._patience.closing(num_members, earlier)
         grid_screens = self._open_run is not None and self._open_run.screens
         if isinstance(grid, ScreenedGrid) and grid_screens:
             grid.close_by(closing)
@@ -426,32 +416,15 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
         return self.current
 
-    def _ask(self, current: Round, received: ModelVectors, earlier: Mapping[int, Asked]) -> None:
-        """Note who is asked about which model, and when."""
-        self._asked_at = time.perf_counter()
-        questions = {
-            node.node_id: Asked(node, received, self._asked_at, current.round)
-            for node in current.members
-        }
-        current.asked = {**questions, **earlier}
-        self._has_asked = bool(current.asked)
-
-    def _messages(self, members: Sequence[ClientNode], config: ConfigRecord) -> list[Message]:
+    def _training_messages(
+        self, members: Sequence[ClientNode], config: ConfigRecord
+    ) -> list[Message]:
         """Return the messages that send the model to a round's members."""
         content = RecordDict(
             {self.arrayrecord_key: self.model.record, self.configrecord_key: config}
         )
-        return [
-            Message(self._address(content, node), node.node_id, MessageType.TRAIN)
-            for node in members
-        ]
-
-    def _address(self, content: RecordDict, node: ClientNode) -> RecordDict:
-        """Return a round's content with what is for one node alone."""
-        enclosed = dict(self.intake.enclose(node))
-        for callback in self.callbacks:
-            enclosed |= callback.enclose(node)
-        return RecordDict({**content, **enclosed}) if enclosed else content
+        enclosing = [self.intake.enclose, *(callback.enclose for callback in self.callbacks)]
+        return training_messages(members, content, enclosing)
 
     # -- how it takes in what comes
 
@@ -460,21 +433,20 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         screening = self.intake.collect(
             current.round, replies, current.asked, self._closing, self.stages.arrive
         )
+        screened_at = time.perf_counter() - screening.seconds
         current.accepted = screening.accepted
         current.refused = screening.refused
-        return time.perf_counter() - screening.seconds
-
-    def _is_models_fault(self, current: Round) -> bool:
-        """Tell whether most raise an error on the model just made, and did not before."""
         # Late replies are to older models.
         newly_failed = self.failures.first_errors(current.refused_of_members)
-        return not self.model.is_proven and 2 * newly_failed > len(current.members)
+        most_fail = 2 * newly_failed > len(current.members)
+        current.is_models_fault = most_fail and not self.model.is_proven
+        return screened_at
 
-    def _advance(self, current: Round, *, is_models_fault: bool) -> None:
+    def _advance(self, current: Round) -> None:
         """Move the global model on by the accepted replies, if they allow it."""
-        obstacle = self._find_obstacle(current, is_models_fault=is_models_fault)
+        obstacle = self._find_obstacle(current)
         if obstacle is not None:
-            self._fail(current, obstacle)
+            fail(current, self.model, obstacle)
             return
         try:
             updates = self.intake.updates(
@@ -482,23 +454,24 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             )
             vectors, aggregation = self.aggregate(updates)
         except FedIFError as error:
-            self._fail(current, Obstacle(str(error), suspect=isinstance(error, DivergedError)))
+            is_suspect = isinstance(error, DivergedError)
+            fail(current, self.model, Obstacle(str(error), suspect=is_suspect))
             return
         except Exception as error:  # out of a user's model or loss, as likely as not
             # It may come from the model that was sent: an older one is known to work.
-            self._fail(current, Obstacle(repr(error), suspect=True))
+            fail(current, self.model, Obstacle(repr(error), suspect=True))
             return
         current.aggregation = aggregation
         if self.model.stands_still(vectors):
-            self._stand_still(current, updates, aggregation)
+            stand_still(current, self.model, updates, aggregation)
         else:
             self._step(current, updates, vectors, aggregation)
 
-    def _find_obstacle(self, current: Round, *, is_models_fault: bool) -> Obstacle | None:
+    def _find_obstacle(self, current: Round) -> Obstacle | None:
         """Return why a round's replies are not weighed; ``None``: they are."""
-        if is_models_fault:
-            return Obstacle("most clients fail on this model", suspect=True)
-        noise_for = 0 if self._open_run is None else self._open_run.noise_for
+        noise_for = 0
+        if self._open_run is not None:
+            noise_for = self._open_run.noise_for
         return find_obstacle(
             current, min_valid_replies=self.setup.min_valid_replies, noise_for=noise_for
         )
@@ -514,24 +487,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         nodes = [reply.node for reply in current.accepted]
         before = self.model.vectors
         current.arrays = self.model.advance(vectors)
-        optimizer = self.stages.optimizer
-        shares = () if optimizer is None else tuple(optimizer.shares)
+        shares: tuple[float, ...] = ()
+        if self.stages.optimizer is not None:
+            shares = tuple(self.stages.optimizer.shares)
         current.step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
-
-    def _fail(self, current: Round, obstacle: Obstacle) -> None:
-        """Keep the model, or take it back if it is suspected to be the cause."""
-        current.status = "failed"
-        current.reason = printable(obstacle.reason)
-        logger.error("round %d: %s; the model stays as it was", current.round, current.reason)
-        if obstacle.suspect:
-            current.arrays = self.model.take_back()
-
-    def _stand_still(self, current: Round, updates: RoundUpdates, aggregation: Aggregation) -> None:
-        """Keep the model, since the accepted replies lead nowhere."""
-        current.status = "kept" if aggregation.gives_nobody_weight else "failed"
-        current.reason = why_it_stands_still(updates, aggregation)
-        current.arrays = self.model.record
-        logger.warning("round %d: %s; the model stays as it was", current.round, current.reason)
 
     def _tell_of_round(self, current: Round) -> None:
         """Let the intake and callbacks take in a round's step, and the round."""
@@ -545,19 +504,20 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
         self.tell(notify)
 
-    def _count_failures(self, current: Round, *, is_models_fault: bool) -> None:
+    def _count_failures(self, current: Round) -> None:
         """Count members that gave no usable reply, and rounds that made no model of usable ones.
 
         Where the model is why most of its members fail, only late replies to older ones count. A
         round whose replies lead nowhere is not counted: clients could end the run by such, and
         those that have learned all there is change nothing either.
         """
-        if is_models_fault:
+        if current.is_models_fault:
             self.failures.update_late(current)
             return
-        usable = len(current.accepted) >= self.setup.min_valid_replies
-        made_nothing = usable and current.aggregation is None
-        self.failures.update(current, why_failed=current.reason if made_nothing else "")
+        why_failed = ""
+        if len(current.accepted) >= self.setup.min_valid_replies and current.aggregation is None:
+            why_failed = current.reason
+        self.failures.update(current, why_failed=why_failed)
 
     def _train_metrics(self, current: Round) -> MetricRecord | None:
         """Return the members' metrics, as the strategy averages them."""

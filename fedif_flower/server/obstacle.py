@@ -1,11 +1,17 @@
-"""Why a round makes no model of its replies."""
+"""Why a round takes no step, and what becomes of the model then."""
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
+from fedif_flower.messages.text import printable
+from fedif_flower.round import Aggregation, RoundUpdates
+from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.noise import why_noise_is_too_small
 from fedif_flower.server.record import Round
+
+logger = logging.getLogger(__name__)
 
 
 class Obstacle(NamedTuple):
@@ -27,6 +33,8 @@ def find_obstacle(current: Round, *, min_valid_replies: int, noise_for: int = 0)
     noise_for : int
         For how many members somebody else adds noise to the new model; 0: nobody does.
     """
+    if current.is_models_fault:
+        return Obstacle("most clients fail on this model", suspect=True)
     accepted = current.accepted
     if len(accepted) < min_valid_replies:
         # Where nonsense is all that came, the model that was sent may be why; what came late is
@@ -40,3 +48,55 @@ def find_obstacle(current: Round, *, min_valid_replies: int, noise_for: int = 0)
         if too_small:
             return Obstacle(too_small, suspect=False)
     return None
+
+
+def fail(current: Round, model: GlobalModel, obstacle: Obstacle) -> None:
+    """Keep the model, or take it back if it is suspected to be the cause.
+
+    Parameters
+    ----------
+    current : Round
+        The round's record.
+    model : GlobalModel
+        The model that the round was to move on.
+    obstacle : Obstacle
+        Why it cannot.
+    """
+    current.status = "failed"
+    current.reason = printable(obstacle.reason)
+    logger.error("round %d: %s; the model stays as it was", current.round, current.reason)
+    if obstacle.suspect:
+        current.arrays = model.take_back()
+
+
+def stand_still(
+    current: Round, model: GlobalModel, updates: RoundUpdates, aggregation: Aggregation
+) -> None:
+    """Keep the model, since the accepted replies lead nowhere.
+
+    Parameters
+    ----------
+    current : Round
+        The round's record.
+    model : GlobalModel
+        The model that the round was to move on.
+    updates : RoundUpdates
+        The accepted replies.
+    aggregation : Aggregation
+        What they were given.
+    """
+    current.status = "failed"
+    if aggregation.gives_nobody_weight:
+        current.status = "kept"
+    current.reason = _why_it_stands_still(updates, aggregation)
+    current.arrays = model.record
+    logger.warning("round %d: %s; the model stays as it was", current.round, current.reason)
+
+
+def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
+    """Return why a round's accepted replies lead nowhere."""
+    if aggregation.gives_nobody_weight:
+        return "every accepted update has weight 0"
+    if not bool(updates.squared_norms.any()):
+        return "no accepted reply changes the model"
+    return "what counts of the accepted updates cancels, or is too small to change the model"

@@ -153,10 +153,14 @@ class Round:
         The way to all of them.
     asked : mapping of int to Asked
         By node, what members were asked, in this round or an earlier one.
+    asked_at : float
+        When this round's were, by ``time.perf_counter``.
     accepted : sequence of AcceptedReply
         The replies whose updates count.
     refused : sequence of RefusedReply
         Who has no usable reply, and why.
+    is_models_fault : bool
+        Whether most members raise an error on the model just made, and did not before.
     aggregation : Aggregation, optional
         The weights and scores of the accepted replies, where they lead nowhere too.
     step : Step, optional
@@ -184,9 +188,11 @@ class Round:
     candidates: Collection[ClientNode] = ()
     grid: Grid | None = None
     asked: Mapping[int, Asked] = field(default_factory=dict)
+    asked_at: float = 0.0
     # What came back.
     accepted: Sequence[AcceptedReply] = ()
     refused: Sequence[RefusedReply] = ()
+    is_models_fault: bool = False
     # Where that leads.
     aggregation: Aggregation | None = None
     step: Step | None = None
@@ -227,9 +233,12 @@ class Round:
     @property
     def train_seconds(self) -> float | None:
         """The mean of its clients, where they say."""
-        said = [client.train_seconds for client in self.clients]
-        seconds = [value for value in said if value is not None]
-        return statistics.fmean(seconds) if seconds else None
+        seconds = [
+            client.train_seconds for client in self.clients if client.train_seconds is not None
+        ]
+        if not seconds:
+            return None
+        return statistics.fmean(seconds)
 
     @property
     def headline(self) -> str:
@@ -331,24 +340,19 @@ def _figures_by_client(
     aggregation: Aggregation | None, num_clients: int
 ) -> list[dict[str, float | None]]:
     """Return what a rule says of each of the accepted clients, by column of ``clients.csv``."""
-    columns: dict[str, list[float | None]] = {}
+    figures: list[dict[str, float | None]] = [{} for _ in range(num_clients)]
     for name, column in _COLUMN_OF_FIGURE.items():
         values: Tensor | None = getattr(aggregation, name, None)
-        if values is not None:
-            columns[column] = values.tolist()
-    if "weight" in columns:
+        if values is None:
+            continue
+        for place, value in enumerate(values.tolist()):
+            figures[place][column] = value
+    for of_client in figures:
+        weight = of_client.get("weight")
         # Beside a step of its own no client has a weight: NaN.
-        columns["weight"] = [_unless_nan(weight) for weight in columns["weight"]]
-    return [
-        {column: values[place] for column, values in columns.items()}
-        for place in range(num_clients)
-    ]
-
-
-def _unless_nan(weight: float | None) -> float | None:
-    if weight is None or math.isnan(weight):
-        return None
-    return weight
+        if weight is not None and math.isnan(weight):
+            of_client["weight"] = None
+    return figures
 
 
 def headline(columns: Mapping[str, Any]) -> str:
@@ -378,15 +382,6 @@ def first_metric(metrics: Collection[str]) -> str:
         if metric not in usual:
             return metric
     return next((metric for metric in usual if metric in metrics), "")
-
-
-def why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
-    """Return why a round's accepted replies lead nowhere."""
-    if aggregation.gives_nobody_weight:
-        return "every accepted update has weight 0"
-    if not bool(updates.squared_norms.any()):
-        return "no accepted reply changes the model"
-    return "what counts of the accepted updates cancels, or is too small to change the model"
 
 
 class History:

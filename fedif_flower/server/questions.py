@@ -1,0 +1,106 @@
+"""How a round asks its members: until when it waits, and the messages that it sends them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+
+from fedif_flower.intake.pace import Pace
+from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.polling_grid import Closing
+from fedif_flower.messages.workspace import Asked
+from fedif_flower.round import ModelVectors
+from fedif_flower.server.record import Round
+
+logger = logging.getLogger(__name__)
+
+# Returns what a node's message holds beside the model and the settings, by name.
+Enclose = Callable[[ClientNode], Mapping[str, ConfigRecord | ArrayRecord]]
+
+
+class Patience:
+    """Until when rounds wait for replies; it warns once of a quorum that is never reached.
+
+    Parameters
+    ----------
+    pace : Pace
+        How long a round waits.
+    """
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._has_warned = False
+
+    def closing(self, num_members: int, earlier: Mapping[int, Asked]) -> Closing:
+        """Return until when a round waits.
+
+        Parameters
+        ----------
+        num_members : int
+            How many it asks.
+        earlier : mapping of int to Asked
+            The questions of earlier rounds that are still to be answered, by node.
+        """
+        quorum = self._pace.quorum
+        at_work = num_members + len(earlier)
+        if quorum > at_work > 0 and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "quorum = %g, but %d are at work: a round waits for all of them where they are "
+                "fewer",
+                quorum,
+                at_work,
+            )
+        return self._pace.closing(num_members, earlier)
+
+
+def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Asked]) -> None:
+    """Note in a round's record who is asked about which model, and when.
+
+    Parameters
+    ----------
+    current : Round
+        The round, with its members.
+    sent : ModelVectors
+        The model that they are sent.
+    earlier : mapping of int to Asked
+        The questions of earlier rounds that are still to be answered, by node.
+    """
+    current.asked_at = time.perf_counter()
+    questions = {
+        node.node_id: Asked(node, sent, current.asked_at, current.round) for node in current.members
+    }
+    current.asked = {**questions, **earlier}
+
+
+def training_messages(
+    members: Sequence[ClientNode], content: RecordDict, enclosing: Sequence[Enclose]
+) -> list[Message]:
+    """Return the messages by which a round's members are asked to train.
+
+    Parameters
+    ----------
+    members : sequence of ClientNode
+        Whom they go to.
+    content : RecordDict
+        The model and the settings, the same for all.
+    enclosing : sequence of callable
+        Each says what a member gets beside them; of two records of one name the later one is sent.
+    """
+    return [
+        Message(_addressed(content, node, enclosing), node.node_id, MessageType.TRAIN)
+        for node in members
+    ]
+
+
+def _addressed(content: RecordDict, node: ClientNode, enclosing: Sequence[Enclose]) -> RecordDict:
+    """Return a round's content with what is for one node alone."""
+    enclosed: dict[str, ConfigRecord | ArrayRecord] = {}
+    for enclose in enclosing:
+        enclosed |= enclose(node)
+    if not enclosed:
+        return content
+    return RecordDict({**content, **enclosed})
