@@ -53,8 +53,8 @@ def require_start(
     """
     _require_kind(isinstance(grid, Grid), "grid", grid, "a Grid, as a ServerApp's main receives it")
     require(is_count(num_rounds), "num_rounds", num_rounds, "an integer >= 0")
-    waits = timeout is None or (isinstance(timeout, Real) and float(timeout) >= 0)
-    require(waits, "timeout", timeout, "seconds, a number >= 0; None: without an end")
+    are_seconds = timeout is None or (isinstance(timeout, Real) and float(timeout) >= 0)
+    require(are_seconds, "timeout", timeout, "seconds, a number >= 0; None: without an end")
     for name, config in configs.items():
         is_config = config is None or isinstance(config, ConfigRecord)
         _require_kind(is_config, name, config, 'a ConfigRecord, as ConfigRecord({"lr": 0.1})')

@@ -133,17 +133,17 @@ class Setup(CheckedFields):
         """Raise ConfigError for what is out of range, or of another kind."""
         super().__post_init__()
         require(is_count(self.seed), "seed", self.seed, "an integer >= 0")
-        waits = isinstance(self.node_timeout, Real) and self.node_timeout >= 0
-        require(waits, "node_timeout", self.node_timeout, "seconds, a number >= 0")
+        are_seconds = isinstance(self.node_timeout, Real) and self.node_timeout >= 0
+        require(are_seconds, "node_timeout", self.node_timeout, "seconds, a number >= 0")
         for name, kind in (("pace", Pace), ("local_method", LocalMethod)):
             value = getattr(self, name)
-            is_one = isinstance(value, kind)
-            require(is_one, name, shown_setting(value), f"a {kind.__name__}")
+            require(isinstance(value, kind), name, shown_setting(value), f"a {kind.__name__}")
         self._require_names()
-        for name in ("intake", "look", "identify"):
+        require(callable(self.intake), "intake", shown_setting(self.intake), "a function")
+        for name in ("look", "identify"):
             value = getattr(self, name)
-            is_left_out = value is None and name != "intake"
-            require(is_left_out or callable(value), name, shown_setting(value), "a function")
+            is_function = value is None or callable(value)
+            require(is_function, name, shown_setting(value), "a function")
 
     def _require_names(self) -> None:
         """Raise ConfigError for names of arrays that are none: a text is no list of its letters."""
@@ -153,12 +153,12 @@ class Setup(CheckedFields):
             fits = is_list and all(isinstance(name, str) for name in trained)
             require(fits, "trainable_keys", trained, "a list of names")
         tied = self.tied_keys
-        fits = tied is None or isinstance(tied, Mapping)
-        require(fits, "tied_keys", tied, "a mapping of names to names")
+        is_mapping = tied is None or isinstance(tied, Mapping)
+        require(is_mapping, "tied_keys", tied, "a mapping of names to names")
         names = self.names
-        fits = names is None or isinstance(names, Mapping) or callable(names)
+        are_names = names is None or isinstance(names, Mapping) or callable(names)
         words = "a mapping of names to names, or a function of a name"
-        require(fits, "names", names, words)
+        require(are_names, "names", names, words)
 
 
 DEFAULTS = Setup()
