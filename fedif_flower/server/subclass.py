@@ -79,8 +79,11 @@ def require_messages(
             "super().configure_train, and return messages to those whom that has drawn"
         )
     missing = [node.label for node_id, node in drawn.items() if node_id not in asked_ids]
-    others = [f"node {node_id}" for node_id in sorted(asked_ids - drawn.keys())]
-    wrong = "does not ask " + enumerated(missing) if missing else "asks " + enumerated(others)
+    if missing:
+        wrong = f"does not ask {enumerated(missing)}"
+    else:
+        others = [f"node {node_id}" for node_id in sorted(asked_ids - drawn.keys())]
+        wrong = f"asks {enumerated(others)}"
     raise ConfigError(
         f"{method} {wrong}; allowed: a message to each of the {len(drawn)} that were drawn, and "
         "to no other (select decides who is drawn)"
