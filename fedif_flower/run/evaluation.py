@@ -73,7 +73,7 @@ class RoundEvaluation:
             return {}
         started = time.perf_counter()
         try:
-            metrics = model.examined(lambda record: self._measure(model, record))
+            metrics = model.evaluate_or_take_back(lambda record: self._measure(model, record))
         except Exception as error:  # out of the model or the loss: the run goes on
             if not server_round:
                 raise

@@ -46,9 +46,8 @@ from fedif_flower.server.memory import RoundMemory
 from fedif_flower.server.model import (
     GlobalModel,
     OutOfRangeError,
-    require_judge,
+    require_judges,
     require_record,
-    require_shapes,
     warn_of_own_statistics,
 )
 from fedif_flower.server.nodes import sample_clients
@@ -548,13 +547,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             strategy's rounds.
         """
         require_record(initial_arrays)
-        self._require_own_model(initial_arrays)
+        self.model.require_copy(type(self).__name__, self.own_shapes, initial_arrays)
         self.intake.require(self, grid, initial_arrays)
         remembering = self._remembering()
         require_own(remembering, self._key)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
-        self._require_judges()
+        require_judges(self.stages, self.validation, self.model)
         if self.stages.optimizer is not None:
             self.stages.optimizer.require_step(self.model.vectors.params)
         warn_of_own_statistics(type(self).__name__, self.own_shapes, self.model.layout)
@@ -564,25 +563,6 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Return what remembers rounds: stages, rules, and callbacks that have a state."""
         callbacks = [callback for callback in self.callbacks if isinstance(callback, Stateful)]
         return [*self.stages.remembering, *self.stateful().values(), *callbacks]
-
-    def _require_own_model(self, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError unless the strategy's own model is of the shapes to begin with."""
-        if self.own_shapes:
-            require_shapes(
-                type(self).__name__,
-                self.own_shapes,
-                initial_arrays,
-                trained=self.setup.trainable_keys or (),
-                tied=self.setup.tied_keys,
-                names=self.setup.names,
-            )
-
-    def _require_judges(self) -> None:
-        """Raise ConfigError where a stage judges steps of another model by held-out data."""
-        for stage in self.stages:
-            judge = getattr(stage, "validation", None)
-            if isinstance(judge, Validation) and judge is not self.validation:
-                require_judge(type(stage).__name__, judge, self.model)
 
     def summary(self) -> None:
         """Log every setting; where a wrapper adds noise, see that it is made for the weights."""

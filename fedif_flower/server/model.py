@@ -114,6 +114,24 @@ def require_judge(whose: str, validation: Validation, model: GlobalModel) -> Non
         )
 
 
+def require_judges(stages: Stages, own: Validation | None, model: GlobalModel) -> None:
+    """Raise ConfigError where a stage judges steps of another model by held-out data.
+
+    Parameters
+    ----------
+    stages : Stages
+        Those of the strategy.
+    own : Validation, optional
+        The validation set that the strategy was given itself.
+    model : GlobalModel
+        That of the strategy, with the first arrays.
+    """
+    for stage in stages:
+        judge = getattr(stage, "validation", None)
+        if isinstance(judge, Validation) and judge is not own:
+            require_judge(type(stage).__name__, judge, model)
+
+
 def warn_of_own_statistics(
     whose: str, shapes: Mapping[str, Sequence[int]], layout: ParameterLayout
 ) -> None:
@@ -202,6 +220,31 @@ class GlobalModel:
     def way_back(self) -> ArrayRecord | None:
         """The model that this one may yet be taken back to; ``None``: it is this one."""
         return None if self.is_proven else self._proven
+
+    def require_copy(
+        self, whose: str, shapes: Mapping[str, Sequence[int]], arrays: Mapping[str, Array]
+    ) -> None:
+        """Raise ConfigError unless a strategy's own copy of the model is of the shapes sent.
+
+        Parameters
+        ----------
+        whose : str
+            The strategy.
+        shapes : mapping of str to sequence of int
+            Of its copy's parameters and buffers, by name; empty: it has none.
+        arrays : mapping of str to Array
+            The model that a run begins with.
+        """
+        if not shapes:
+            return
+        require_shapes(
+            whose,
+            shapes,
+            arrays,
+            trained=self._trainable_keys or (),
+            tied=self._tied_keys,
+            names=self._names,
+        )
 
     def go_on(self, earlier: ArrayRecord) -> None:
         """Take a model to go back to: the one that a run goes on with has not proved to work.
@@ -321,23 +364,27 @@ class GlobalModel:
 
     def ended_with(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return what a loop ended with; where that is nothing, or was taken back, the model."""
-        return self.record if not arrays or arrays is self._taken_back else arrays
+        if not arrays:
+            return self.record
+        if arrays is self._taken_back:
+            return self.record
+        return arrays
 
-    def examined(self, examine: Callable[[ArrayRecord], T]) -> T:
-        """Return what ``examine(record)`` returns, and take the model back if it is why that fails.
+    def evaluate_or_take_back(self, evaluate: Callable[[ArrayRecord], T]) -> T:
+        """Return what ``evaluate(record)`` does, and take the model back if it is why that fails.
 
         Raises
         ------
         Exception
-            What ``examine`` raises, if it raises on the last model that worked as well, or if
+            What ``evaluate`` raises, if it raises on the last model that worked as well, or if
             there is none.
         """
         try:
-            return examine(self.record)
+            return evaluate(self.record)
         except Exception as error:
             if self.is_proven or self._proven is None:
                 raise
-            examined = examine(self._proven)
+            of_proven_model = evaluate(self._proven)
             logger.error("the global model cannot be evaluated: %r", error)
             self.take_back()
-            return examined
+            return of_proven_model

@@ -13,7 +13,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fedif_flower.messages.screened_grid import believable, screened
+from fedif_flower.messages.screened_grid import believable, screened, unguessable
 
 logger = logging.getLogger(__name__)
 ENDS_RUNS = "_fedif_ends_runs"  # The mark of a `start` that does.
@@ -67,6 +67,17 @@ class OpenRun:
     def screens(self) -> bool:
         """Whether the loop's grid screens replies itself."""
         return self.grid is self.loops_grid
+
+    @property
+    def has_a_model_to_show(self) -> bool:
+        """Whether callbacks have yet to look at the model that the last round led to."""
+        return not self.is_over and self.last_examined < self.last_combined
+
+    def messages_to_match(self, messages: list[Message]) -> list[Message]:
+        """Return the messages by which replies are told; none where the loop's grid does that."""
+        if self.screens:
+            return []
+        return unguessable(messages)
 
     def reach_by(self, grid: Grid) -> Grid:
         """Return a loop's grid with replies that are screened."""

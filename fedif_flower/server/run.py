@@ -13,22 +13,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.arithmetic import share_of
-from fedif_flower.errors import (
-    ConfigError,
-    FedIFError,
-    TrainingFailedError,
-    ValuationError,
-)
+from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
-from fedif_flower.messages.screened_grid import screened, unguessable
-from fedif_flower.seeding import numpy_generator
+from fedif_flower.messages.screened_grid import screened
 from fedif_flower.server.arguments import require_start
+from fedif_flower.server.evaluation import EvaluateFunction, draw_evaluators, users_metrics
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
-from fedif_flower.server.nodes import sample_clients
 from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
 from fedif_flower.server.record import History, Round, Step
@@ -43,7 +36,6 @@ from fedif_flower.server.summary import Scoring
 from fedif_flower.stages import Stages
 from fedif_flower.valuation.ledger import ScoreLedger
 
-EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 logger = logging.getLogger(__name__)
 _FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
 
@@ -291,14 +283,14 @@ class RunningStrategy(FedAvg):
         last_round = self.completed_rounds + num_rounds
         try:
             if not self.completed_rounds:  # Else an earlier process has looked at its last model.
-                self._look(0, evaluate_fn, result)
+                self._show_model(0, evaluate_fn, result)
             for server_round in range(self.completed_rounds + 1, last_round + 1):
                 _FLOWER.info("[ROUND %d/%d]", server_round, last_round)
                 self._train(server_round, grid, timeout, train_config, result)
                 if self._failure is None:
                     self._evaluate_at_clients(server_round, grid, timeout, evaluate_config, result)
                 self.completed_rounds = server_round
-                self._look(server_round, evaluate_fn, result)
+                self._show_model(server_round, evaluate_fn, result)
             result.arrays = self.model.record
             seconds = time.monotonic() - started
             _FLOWER.info("Strategy execution finished in %.2fs\n%s", seconds, result)
@@ -357,13 +349,15 @@ class RunningStrategy(FedAvg):
         if run is not None and server_round < run.loop_round:
             self.end()  # The loop was started again.
         with self._ending_where_it_fails():
-            run = self._entered(arrays, grid)
+            run = self._enter_loop_round(arrays, grid)
             if run.is_over:
                 return []
             run.begin_round(server_round, self.completed_rounds)
-            run.noise_for = 0 if wrapper is None else wrapper.num_sampled_clients
+            run.noise_for = 0
+            if wrapper is not None:
+                run.noise_for = wrapper.num_sampled_clients
             messages = self.ask_members(run.server_round, arrays, config, run.grid)
-            run.trained = self._sent(run, messages)
+            run.trained = run.messages_to_match(messages)
             return messages
 
     def aggregate_train(
@@ -401,7 +395,8 @@ class RunningStrategy(FedAvg):
             return stays, None
         with self._ending_where_it_fails():
             arrays, metrics = self.take_in_replies(replies_to(run.trained, replies))
-            run.last_combined = self.completed_rounds = run.server_round
+            self.completed_rounds = run.server_round
+            run.last_combined = run.server_round
             if self._failure is not None:
                 self._close_round()
             if arrays is None and not run.noise_for:
@@ -416,13 +411,13 @@ class RunningStrategy(FedAvg):
         if run is not None and run.is_own:
             return self._ask_evaluators(server_round, arrays, config, grid)
         with self._ending_where_it_fails():
-            run = self._entered(arrays, grid)
+            run = self._enter_loop_round(arrays, grid)
             if run.is_over:
                 return []
             arrays = self.model.ended_with(arrays)
             number = server_round + run.round_offset
             messages = self._ask_evaluators(number, arrays, config, run.grid)
-            run.evaluated = self._sent(run, messages)
+            run.evaluated = run.messages_to_match(messages)
             return messages
 
     def aggregate_evaluate(
@@ -459,32 +454,35 @@ class RunningStrategy(FedAvg):
     def _ask_evaluators(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
+        """Return the messages by which clients are asked to evaluate a model."""
         if self.fraction_evaluate == 0.0:
             return []
-        needed = max(self.min_evaluate_nodes, 1)
-        nodes = self.nodes.online(grid, needed, "min_evaluate_nodes")
-        free = self.failures.available(nodes, server_round, needed)
-        size = share_of(len(nodes), self.fraction_evaluate, self.min_evaluate_nodes)
-        generator = numpy_generator("sample-evaluators", self.seed, server_round)
-        self._evaluators = [node.node_id for node in sample_clients(free, size, generator)]
+        self._evaluators = draw_evaluators(
+            self.roster,
+            grid,
+            server_round,
+            share=self.fraction_evaluate,
+            least=self.min_evaluate_nodes,
+            seed=self.seed,
+        )
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
 
     # -- the rounds of another loop than `start`
 
-    def _entered(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
-        """Return the run of another loop: a new one, or the one that goes on, its round closed."""
+    def _enter_loop_round(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
+        """Begin the run of another loop, or close the round before; return the run."""
         if self._open_run is None:
             self.begin(grid, arrays)
-            self._ask_for_an_end()
+            self._warn_of_no_end()
         run = self._open_run
         assert run is not None  # begin
         run.reach_by(grid)
         self._close_round(arrays)
         return run
 
-    def _ask_for_an_end(self) -> None:
+    def _warn_of_no_end(self) -> None:
         """Warn where callbacks will not learn that the run has ended."""
         if self.callbacks and not self._ends_by_itself:
             logger.warning(
@@ -499,16 +497,13 @@ class RunningStrategy(FedAvg):
         ``arrays`` are those that the loop goes on with: it may have changed what it was given.
         """
         run = self._open_run
-        if run is None or run.is_over or run.last_examined >= run.last_combined:
+        if run is None or not run.has_a_model_to_show:
             return
         if arrays is not None:
             self.model.receive(arrays)
         run.last_examined = run.last_combined
-        self._look_or_stop(run, run.last_combined)
-
-    def _look_or_stop(self, run: OpenRun, server_round: int) -> None:
         try:
-            self._look(server_round, None, Result())
+            self._show_model(run.last_combined, None, Result())
         except StopTraining as stop:
             logger.info("stopped: %s; nobody is asked any more", stop)
             run.is_over = True
@@ -525,19 +520,29 @@ class RunningStrategy(FedAvg):
             self.end()
             raise
 
-    def _sent(self, run: OpenRun, messages: list[Message]) -> list[Message]:
-        """Return messages by which replies are told; none where the loop's grid does that."""
-        return [] if run.screens else unguessable(messages)
+    # -- after each round
 
-    def _look(
+    def _show_model(
         self, server_round: int, evaluate_fn: EvaluateFunction | None, result: Result
     ) -> None:
-        """Let the user's evaluation and the callbacks look at the global model."""
+        """Let the user's evaluation and the callbacks look at the global model.
+
+        Raises
+        ------
+        StopTraining, TrainingFailedError
+            If the run ends with this round.
+        """
         metrics: dict[str, float] = {}
         if evaluate_fn is not None:
-            metrics |= self._evaluated(server_round, evaluate_fn)
+            metrics |= users_metrics(evaluate_fn, server_round, self.model)
+
+        def show_model(callback: Callback) -> None:
+            more_metrics = callback.on_model(server_round, self.model)
+            if more_metrics:
+                metrics.update(more_metrics)
+
         try:
-            self.tell(lambda by: metrics.update(by.on_model(server_round, self.model) or {}))
+            self.tell(show_model)
         finally:
             self.history.metrics[server_round] = dict(metrics)
             self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
@@ -550,15 +555,3 @@ class RunningStrategy(FedAvg):
             raise self._failure
         if self._stop is not None:
             raise self._stop
-
-    def _evaluated(self, server_round: int, evaluate_fn: EvaluateFunction) -> Mapping[str, float]:
-        """Return the metrics of the user's own evaluation; none where it fails."""
-        try:
-            metrics = self.model.examined(lambda arrays: evaluate_fn(server_round, arrays))
-            return {} if metrics is None else dict(MetricRecord(dict(metrics)))  # type: ignore[arg-type]
-        except Exception as error:
-            ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
-            if ours or not server_round:
-                raise
-            logger.error("round %d: the evaluation failed: %r", server_round, error)
-            return {}

@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_evaluated_is_taken_back_in_another_loop_too():
                 if server_round == 2 and arrays["weight"].numpy().item() > 1.5:
                     raise IndexError("this one I cannot evaluate")
 
-            model.examined(examine)
+            model.evaluate_or_take_back(examine)
 
     strategy = FedAvg(callbacks=[Picky()], **BASE)
     grid = LocalGrid(alike(one_more), 3)
