@@ -19,7 +19,7 @@ from fedif_flower.errors import ValuationError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import BaseArguments, naming, require_kind
+from fedif_flower.server.setup import BaseArguments, require_kind, with_names_of
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.scored import bounds
 from fedif_flower.valuation import Validation
@@ -161,7 +161,7 @@ class AutoBant(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation)
-        super().__init__(**naming(base, validation))
+        super().__init__(**with_names_of(validation, base))
         self.validation = validation
         self.trial = trial
 

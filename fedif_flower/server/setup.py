@@ -216,20 +216,17 @@ def seed_of(base: BaseArguments) -> int:
     return require_setup(base.get("setup", DEFAULTS)).seed
 
 
-def naming(base: BaseArguments, model: Any) -> BaseArguments:
-    """Return them with the names of arrays of a model of one's own, where the setup gives none.
+def with_names_of(model: Any, base: BaseArguments) -> BaseArguments:
+    """Return a strategy's arguments with a model's names of arrays, where the setup gives none.
 
-    It has ``parameter_names`` and ``tied_names``, as a Validation has.
+    The model, or what holds it, has ``parameter_names`` and ``tied_names``, as a Validation has.
     """
     setup = require_setup(base.get("setup", DEFAULTS))
-    trained = setup.trainable_keys
-    tied = setup.tied_keys
-    named_setup = replace(
-        setup,
-        trainable_keys=model.parameter_names if trained is None else trained,
-        tied_keys=model.tied_names if tied is None else tied,
-    )
-    return {**base, "setup": named_setup}
+    if setup.trainable_keys is None:
+        setup = replace(setup, trainable_keys=model.parameter_names)
+    if setup.tied_keys is None:
+        setup = replace(setup, tied_keys=model.tied_names)
+    return {**base, "setup": setup}
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
@@ -237,20 +234,21 @@ def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
 
     What has some attributes of a protocol among the kinds, and not all, is told which it lacks.
     """
-    if not isinstance(value, kinds):
-        strategy_name = type(strategy).__name__
-        for kind in kinds:
-            lacks = _lacking(value, kind)
-            if lacks:
-                raise ConfigError(
-                    f"{strategy_name}: {name} = {shown_setting(value)}, which lacks "
-                    f"{', '.join(lacks)}; allowed: a {kind.__name__}"
-                )
-        allowed = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(
-            f"{strategy_name}: {name} = {shown_setting(value)}; allowed: a {allowed}, before "
-            f"Flower's own arguments, as in {strategy_name}({name}, ..., fraction_train=0.5)"
-        )
+    if isinstance(value, kinds):
+        return
+    strategy_name = type(strategy).__name__
+    for kind in kinds:
+        lacks = _lacking(value, kind)
+        if lacks:
+            raise ConfigError(
+                f"{strategy_name}: {name} = {shown_setting(value)}, which lacks "
+                f"{', '.join(lacks)}; allowed: a {kind.__name__}"
+            )
+    allowed = " or ".join(kind.__name__ for kind in kinds)
+    raise ConfigError(
+        f"{strategy_name}: {name} = {shown_setting(value)}; allowed: a {allowed}, before "
+        f"Flower's own arguments, as in {strategy_name}({name}, ..., fraction_train=0.5)"
+    )
 
 
 def _lacking(value: Any, kind: type) -> list[str]:
@@ -259,4 +257,6 @@ def _lacking(value: Any, kind: type) -> list[str]:
         return []
     attributes = [attribute for attribute in vars(kind) if not attribute.startswith("_")]
     lacks = [attribute for attribute in attributes if not hasattr(value, attribute)]
-    return lacks if len(lacks) < len(attributes) else []
+    if len(lacks) == len(attributes):
+        return []
+    return lacks

@@ -17,7 +17,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import BaseArguments, naming, require_kind
+from fedif_flower.server.setup import BaseArguments, require_kind, with_names_of
 from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.modules import array_shapes, copy_module, tied_names, trainable_names
@@ -149,7 +149,7 @@ class FLTrust(ScreenedStrategy):
 
     def __init__(self, root: RootTraining, **base: Unpack[BaseArguments]) -> None:
         require_kind(self, "root", root, RootTraining)
-        super().__init__(**naming(base, root))
+        super().__init__(**with_names_of(root, base))
         self.root = root
         self.root.to(self.device)
 

@@ -15,7 +15,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import BaseArguments, naming, require_kind
+from fedif_flower.server.setup import BaseArguments, require_kind, with_names_of
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.scored import bounds, warn_of_zeros
 from fedif_flower.valuation import Validation
@@ -111,7 +111,7 @@ class InfluenceDescent(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         require_kind(self, "validation", validation, Validation)
-        super().__init__(**naming(base, validation))
+        super().__init__(**with_names_of(validation, base))
         self.validation = validation
         self.descent = descent
         # Where weights are relative: the models ``[d]`` that rounds began with, the last one last.

@@ -11,7 +11,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.rule import Rule, Stateful
-from fedif_flower.server.setup import BaseArguments, naming
+from fedif_flower.server.setup import BaseArguments, with_names_of
 
 
 class RobustRule(ScreenedStrategy):
@@ -50,7 +50,7 @@ class RobustRule(ScreenedStrategy):
         self.takes_groups = not getattr(rule, "knows_clients", False)
         if hasattr(rule, "parameter_names"):
             # Of a rule with a model of its own the updates have to be that model's.
-            base = naming(base, rule)
+            base = with_names_of(rule, base)
         super().__init__(**base)
         self.rule = rule
         self.combines_updates = bool(getattr(rule, "gives_weights", False))

@@ -11,7 +11,7 @@ from typing import Annotated, Unpack
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import BaseArguments, naming, seed_of
+from fedif_flower.server.setup import BaseArguments, seed_of, with_names_of
 from fedif_flower.settings import Setting
 from fedif_flower.strategies.scored import (
     bounds,
@@ -65,7 +65,7 @@ class SFedAvg(ScreenedStrategy):
         **base: Unpack[BaseArguments],
     ) -> None:
         shapley = valuation_on(self, validation, partial(SampledOrders, seed=seed_of(base)))
-        super().__init__(**naming(base, shapley.validation or shapley))
+        super().__init__(**with_names_of(shapley.validation or shapley, base))
         self.valuation = shapley
         self.validation = shapley.validation
         self.ledger = ScoreLedger(1.0 - alpha)

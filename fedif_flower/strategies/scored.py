@@ -15,7 +15,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ValuationError, is_count, require
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.server.loop import ScreenedStrategy
-from fedif_flower.server.setup import BaseArguments, naming, require_kind
+from fedif_flower.server.setup import BaseArguments, require_kind, with_names_of
 from fedif_flower.server.summary import Scoring
 from fedif_flower.settings import Setting
 from fedif_flower.stages import Clip, LossBound, Stage
@@ -137,7 +137,7 @@ class ScoredStrategy(ScreenedStrategy):
         require_kind(self, "validation", validation, Valuation)
         is_weighting = weighting is None or isinstance(weighting, Weighting)
         require(is_weighting, "weighting", weighting, "a Weighting, such as Weighting(initial=1.0)")
-        super().__init__(**naming(base, validation.validation or validation))
+        super().__init__(**with_names_of(validation.validation or validation, base))
         self.valuation = validation
         self.validation = validation.validation
         own = FullWeighting().changed_by(self.default_weighting)
