@@ -130,7 +130,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if evaluate_metrics_aggr_fn is not None:
             self.evaluate_metrics_aggr_fn = evaluate_metrics_aggr_fn
         require_flower_arguments(self)
-        self.stages = Stages(self.default_stages() if stages is None else stages)
+        if stages is None:
+            stages = self.default_stages()
+        self.stages = Stages(stages)
         if self.stages.make_groups and not self.takes_groups:
             raise ConfigError(
                 f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
@@ -138,9 +140,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             )
         self.setup = setup
         self.seed = setup.seed
-        device = select_device(setup.device)
-        # Weights are computed in float64, which MPS has not.
-        self.device = select_device("cpu") if device.type == "mps" else device
+        self.device = select_device(setup.device)
+        if self.device.type == "mps":
+            # Weights are computed in float64, which MPS has not.
+            self.device = select_device("cpu")
         self.model = GlobalModel(
             setup.trainable_keys, setup.tied_keys, self.stages, setup.names, self.take_back
         )
@@ -225,14 +228,18 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     @property
     def weight_scores(self) -> dict[str, float]:
         r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
-        scores = {} if self.ledger is None else self.ledger.scores
+        if self.ledger is None:
+            return {}
+        scores = self.ledger.scores
         labels = self.nodes.labels(scores)
         return {labels[client_id]: score for client_id, score in scores.items()}
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
         """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
-        return {} if self.validation is None else self.validation.shapes
+        if self.validation is None:
+            return {}
+        return self.validation.shapes
 
     # -- a round: Flower's two halves
 

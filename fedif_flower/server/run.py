@@ -157,7 +157,9 @@ class RunningStrategy(FedAvg):
     @property
     def scoring(self) -> Scoring | None:
         """How the weight scores come about; ``None``: nothing is smoothed."""
-        return None if self.ledger is None else Scoring.of(self.ledger)
+        if self.ledger is None:
+            return None
+        return Scoring.of(self.ledger)
 
     @property
     def is_stopping(self) -> bool:
@@ -201,8 +203,9 @@ class RunningStrategy(FedAvg):
                 callback.on_start(self)
                 started.callback(callback.on_end)
             started.pop_all()  # No start failed: the run tells them of its end.
-        # An earlier process has looked at its last model.
-        last_examined = 0 if self.completed_rounds else -1
+        last_examined = -1
+        if self.completed_rounds:
+            last_examined = 0  # An earlier process has looked at its last model.
         self._open_run = OpenRun(grid, screened(grid), last_examined=last_examined)
 
     def end(self) -> None:
@@ -312,7 +315,8 @@ class RunningStrategy(FedAvg):
         require_messages(f"{whose}.configure_train", messages, self.members_of(server_round))
         replies = grid.send_and_receive(messages, timeout=timeout)
         arrays, metrics = self.aggregate_train(server_round, replies)
-        arrays = before if arrays is None else arrays
+        if arrays is None:
+            arrays = before
         take_model(f"{whose}.aggregate_train", arrays, self.model)
         if metrics is not None:
             _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)

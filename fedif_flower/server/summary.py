@@ -114,8 +114,12 @@ def shown_setting(value: Any) -> str:
     is_model = isinstance(value, (nn.Module, ArrayRecord))
     if is_model or type(value).__repr__ is _AN_ADDRESS:
         return type(value).__name__
-    text = value.__qualname__ if inspect.isroutine(value) else repr(value)
-    return text if len(text) <= _SHOWN_AT_MOST else text[: _SHOWN_AT_MOST - 3] + "..."
+    text = repr(value)
+    if inspect.isroutine(value):
+        text = value.__qualname__
+    if len(text) > _SHOWN_AT_MOST:
+        text = text[: _SHOWN_AT_MOST - 3] + "..."
+    return text
 
 
 @dataclass(frozen=True)
