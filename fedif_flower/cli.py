@@ -184,7 +184,8 @@ def show(
     typer.echo(shown.get(), nl=False)
     typer.echo(words)
     if picture is not None:
-        typer.echo(f"Picture: {results.plot(picture, of or 'members').absolute()}")
+        drawn = results.plot(picture, of or "members")
+        typer.echo(f"Picture: {drawn.absolute()}")
 
 
 validation_cli = typer.Typer(name="validation", no_args_is_help=True)
@@ -213,7 +214,9 @@ def check_validation(
     from fedif_flower.valuation.noise_profile import Suspect
 
     examination = examine(load_task(parsed), parsed.section(ValidationSettings).check().seconds)
-    where = "" if out is None else out.name
+    where = ""
+    if out is not None:
+        where = out.name
     typer.echo(f"{examination.examples} examples: {examination.words(where)}")
     if examination.accuracy is not None:
         typer.echo(
@@ -264,8 +267,10 @@ def parse_config(config: list[str] | None, options: Mapping[str, int | Path | No
     for text in config or []:
         settings |= parse_overrides(text)  # As Flower does: the later option counts.
     for key, value in options.items():
-        if value is not None:
-            settings[key] = str(value) if isinstance(value, Path) else value
+        if isinstance(value, Path):
+            settings[key] = str(value)
+        elif value is not None:
+            settings[key] = value
     output_dir = Path(str(settings["output-dir"]))
     settings["output-dir"] = str(output_dir.expanduser().absolute())
     return RunConfig.from_run_config(settings, door.run_parts())

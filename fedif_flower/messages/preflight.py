@@ -98,8 +98,9 @@ def clock_finding(seconds: float) -> Finding:
     """Return what to say of a clock that is so many seconds ahead of the server's."""
     if abs(seconds) < 1:
         return Finding("clock", Status.OK, "the server's")
+    status = Status.OK
+    if seconds > CLOCK_AHEAD or -seconds > CLOCK_BEHIND:
+        status = Status.WARNING
     if seconds > 0:
-        status = Status.WARNING if seconds > CLOCK_AHEAD else Status.OK
         return Finding("clock", status, f"{seconds:.0f} s ahead of the server's")
-    status = Status.WARNING if -seconds > CLOCK_BEHIND else Status.OK
     return Finding("clock", status, f"{-seconds:.0f} s behind the server's")

@@ -89,7 +89,10 @@ class ScreenedGrid(ForwardingGrid):
         """
         closing = self._closing
         self._closing = None  # It is for these messages alone.
-        sent = lasting(unguessable(messages), timeout, 1 if closing is None else closing.rounds)
+        rounds = 1
+        if closing is not None:
+            rounds = closing.rounds
+        sent = lasting(unguessable(messages), timeout, rounds)
         late: list[Message] = []
         if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)

@@ -33,10 +33,8 @@ CLOSED = "no reply before the round closed"
 # registration meanwhile.
 ReplyStatus = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
 
-_STATUS: Mapping[int, ReplyStatus] = {
-    2: "failed",
-    REGISTRATION_ENDED: "revoked",
-}  # 2: the app raised.
+_APP_RAISED = 2  # Flower's code of an error in a client's app.
+_STATUS: Mapping[int, ReplyStatus] = {_APP_RAISED: "failed", REGISTRATION_ENDED: "revoked"}
 
 # Looks at a reply, its arrays, and its node, for the round in which that was asked.
 Look = Callable[[RecordDict, ArrayRecord, ClientNode, int], None]

@@ -209,9 +209,12 @@ class RunConfig(ClientConfig, StrategyConfig):
         if not (isinstance(share, int | float) and 0 <= share <= 1):
             # One that is not allowed is an error of the key that was set.
             share = cls.model_fields["assumed_malicious_fraction"].default
+        learning_rate = 0.001
+        if dataset == "digits":
+            learning_rate = 0.05
         return {
             "num-clients": cls.model_fields["num_clients"].default,
-            "learning-rate": 0.05 if dataset == "digits" else 0.001,
+            "learning-rate": learning_rate,
             "assumed-malicious-fraction": share,
             "update-clipping": default_clipping(strategy),
             **tuned_settings(strategy, dataset),
