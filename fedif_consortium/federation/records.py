@@ -27,7 +27,7 @@ from fedif_consortium.evidence import keys
 from fedif_consortium.evidence.names import EARLIER, key_name
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint, read_certificate
-from fedif_flower.errors import ConfigError
+from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.settings import Settings, setting
 
@@ -152,11 +152,22 @@ class FederationFolder:
         return files.read_document(self.configuration, FederationSettings, otherwise)
 
     def members(self) -> dict[str, Member]:
-        """Return everyone who was ever invited or registered, by name, in order of numbers."""
-        paths = (self.path / "members").glob("*.toml")
-        members = [files.read_document(path, Member) for path in paths]
-        members.sort(key=lambda member: member.number)
-        return {member.name: member for member in members}
+        """Return everyone who was ever invited or registered, by name, in order of numbers.
+
+        Raises
+        ------
+        ConfigError
+            If a file is wrong, is not called as its member, or has another one's number.
+        """
+        by_number: dict[int, Member] = {}
+        for path in sorted((self.path / "members").glob("*.toml")):
+            member = files.read_document(path, Member)
+            require(member.name == path.stem, f"{path}: name", member.name, repr(path.stem))
+            other = by_number.setdefault(member.number, member)
+            if other is not member:
+                other_path = self.member_file(other.name)
+                raise ConfigError(f"{path} and {other_path} have the same number, {member.number}")
+        return {by_number[number].name: by_number[number] for number in sorted(by_number)}
 
 
 def _from_here(address: str) -> str:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedif_consortium.evidence.keys import key_id, read_public_key
-from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.foreign import refused_as
+from fedif_flower.errors import ConfigError, StorageError, require
+from fedif_flower.foreign import read_whole, refused_as
 from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import append_line, cut_torn_line
 
 _COLUMNS = ("name", "key", "removed", "why")
 _GONE = "removed"
 _REKEYED = "rekeyed"
+_REASONS = (_GONE, _REKEYED)
 
 
 class Removal(NamedTuple):
@@ -92,9 +93,25 @@ def read_removals(path: Path) -> list[Removal]:
     """
     with refused_as(ConfigError, f"{path}, the list of removed members, cannot be read"):
         rows = read_rows(path)
-    if any(row.keys() != set(_COLUMNS) for row in rows):
+        is_list = _has_header(path)
+    if not is_list or any(row.keys() != set(_COLUMNS) for row in rows):
         raise ConfigError(f"{path} is no list of removed members: {', '.join(_COLUMNS)}")
-    return [Removal(**row) for row in rows]
+    removals = [Removal(**row) for row in rows]
+    for number, removal in enumerate(removals, start=2):
+        key = f"{path}, line {number}: why"
+        require(removal.why in _REASONS, key, removal.why, " or ".join(_REASONS))
+    return removals
+
+
+def _has_header(path: Path) -> bool:
+    """Return whether a list begins with its columns, or was torn off while these were written."""
+    if not path.exists():
+        return True
+    text = read_whole(path).decode("utf-8-sig")
+    header, end, _ = text.partition("\n")
+    if not end:
+        return ",".join(_COLUMNS).startswith(header.rstrip("\r"))
+    return set(header.rstrip("\r").split(",")) == set(_COLUMNS)
 
 
 def note_removal(path: Path, removal: Removal) -> None:

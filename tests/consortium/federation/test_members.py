@@ -27,6 +27,7 @@ from fedif_consortium.federation.members import (
 )
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
+from fedif_consortium.federation.removals import read_removals
 from fedif_consortium.federation.server import look
 from fedif_consortium.superlink.guarded_superlink import keys_not_let_in
 from fedif_consortium.superlink.signed_requests import removed_keys
@@ -201,6 +202,43 @@ def test_a_list_of_removals_that_is_lost_is_made_again(folder, answer, registry)
     folder.removals.write_text("name\nx\n")
     with pytest.raises(ConfigError, match="is no list of removed members: name, key, removed"):
         apply_removals(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("hospital-2,ab12,2026-11-30,removed\n", "is no list of removed members"),
+        ("hospital-2,ab12,2026-11-30,removed", "is no list of removed members"),
+        ("name,key,removed,why\na,ab,2026-11-30,Removed\n", r"line 2: why = 'Removed'; allowed: "),
+    ],
+)
+def test_a_damaged_list_of_removals_does_not_pass_as_one_without_members(folder, text, reason):
+    folder.removals.write_text(text)
+    with pytest.raises(ConfigError, match=reason):
+        read_removals(folder.removals)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "name,ke", "name,key,removed,why", "name,key,removed,why\r\n"]
+)
+def test_a_list_of_removals_whose_first_line_was_torn_off_is_empty(folder, text):
+    folder.removals.write_text(text)
+    assert read_removals(folder.removals) == []
+
+
+def test_a_second_file_of_a_member_or_of_its_number_is_refused(folder):
+    for name in ("ada", "bob"):
+        invite(folder, name)
+    copy = shutil.copy(folder.member_file("ada"), folder.path / "members" / "ada (copy).toml")
+    with pytest.raises(
+        ConfigError, match=r"ada \(copy\)\.toml: name = 'ada'; allowed: 'ada \(copy\)'"
+    ):
+        folder.members()
+    Path(copy).unlink()
+    text = folder.member_file("bob").read_text()
+    folder.member_file("bob").write_text(text.replace("number = 1", "number = 0"))
+    with pytest.raises(ConfigError, match=r"bob\.toml and .*ada\.toml have the same number, 0"):
+        folder.members()
 
 
 def link_state(folder: FederationFolder):
