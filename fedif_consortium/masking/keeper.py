@@ -310,14 +310,15 @@ class Keeper:
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         """Remember what a line of the log says was answered."""
+        asked = entry["asked"]
         if "answer" not in entry:
             return
-        if entry["asked"] == "open":
+        if asked == "open":
             self._last_rounds[entry["run"]] = entry["round"]
-        elif entry["asked"] == "products":
+        elif asked == "products":
             for name in entry.get("members", ()):
                 self._vectors_of_day[name, _day(entry)] += len(entry["vectors"])
-        elif entry["asked"] == "sum":
+        elif asked == "sum":
             for name, model in entry.get("models", {}).items():
                 self._sums_of_model[name, model] += 1
 

@@ -14,7 +14,7 @@ from fedif_consortium.masking.keeper import Keeper, OpenedRound, RoundBoxes
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import Ring, to_bytes, to_ring
 from fedif_flower.errors import ConfigError, KeeperError
-from fedif_flower.foreign import refused_as
+from fedif_flower.foreign import read_whole, refused_as
 from fedif_flower.messages.text import printable
 
 CONNECT_SECONDS = 5.0
@@ -53,6 +53,9 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     trusted_path, certificate_path, key_path = (
         str(Path(path).expanduser()) for path in (trusted, certificate, key)
     )
+    for path in (trusted_path, certificate_path, key_path):
+        with refused_as(ConfigError, f"{keys}: {path} cannot be read"):
+            read_whole(Path(path))
     paths = f"{trusted_path}, {certificate_path}, {key_path}"
     with refused_as(ConfigError, f"{keys} = {paths}"):  # SSLErrors name no file.
         context.load_verify_locations(trusted_path)

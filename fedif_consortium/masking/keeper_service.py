@@ -30,7 +30,14 @@ from fedif_consortium.masking.keeper import MOST_MEMBERS, Keeper, RoundBoxes
 from fedif_consortium.masking.keeper_client import trusting
 from fedif_consortium.masking.policy import KeeperPolicy, least_for
 from fedif_consortium.masking.ring import to_bytes, to_ring
-from fedif_flower.errors import ConfigError, KeeperError, require
+from fedif_flower.errors import (
+    ConfigError,
+    EvidenceError,
+    FedIFError,
+    KeeperError,
+    StorageError,
+    require,
+)
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, require_known, setting, take_section
@@ -146,7 +153,8 @@ def make_keeper(config: KeeperConfig) -> Keeper:
     key = keeper_key(folder)
     log_file = folder / "log.txt"
     log = open_log(log_file)
-    return Keeper(config.policy, config.members, key, log, past=read_log(log_file))
+    with refused_as(EvidenceError, f"{log_file} is no keeper's log"):
+        return Keeper(config.policy, config.members, key, log, past=read_log(log_file))
 
 
 def keeper_app(keeper: Keeper) -> Starlette:
@@ -165,8 +173,14 @@ def keeper_app(keeper: Keeper) -> Starlette:
     async def refused(_: Request, error: Exception) -> Response:
         return PlainTextResponse(str(error), 409, headers={"connection": "close"})
 
+    async def unwritten(_: Request, error: Exception) -> Response:
+        logger.error("The keeper cannot write its log: %s", error)
+        words = "the keeper cannot write its log"
+        return PlainTextResponse(words, 503, headers={"connection": "close"})
+
     route = Route("/{question}/{run:int}/{server_round:int}", ask, methods=["POST"])
-    return Starlette(routes=[route], exception_handlers={KeeperError: refused})
+    handlers = {KeeperError: refused, FedIFError: refused, StorageError: unwritten}
+    return Starlette(routes=[route], exception_handlers=handlers)
 
 
 def answer_request(
@@ -203,7 +217,7 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
     Raises
     ------
     ConfigError
-        If a certificate cannot be used, or the address is not free.
+        If a certificate cannot be used, others may read its key, or the address is not free.
     """
     host, port = split_address(settings.address)
     config = uvicorn.Config(app, http="h11", ws="none", log_level="warning")
@@ -215,6 +229,7 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
         key=settings.certificate_key,
         keys="server-certificate, certificate, certificate-key",
     )
+    require_private(Path(settings.certificate_key), "certificate-key")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with refused_as(ConfigError, f"address = {settings.address!r}"):
         listening = socket.create_server((host, port), family=family)
@@ -233,8 +248,8 @@ def serve(config: KeeperConfig) -> None:
     with hold_folder(folder, "keeper"):
         keeper = make_keeper(config)
         server, listening = keeper_server(keeper_app(keeper), config.settings)
-        logger.info("The keeper of masks listens on %s", config.settings.address)
-        logger.info("Members' keeper-key: %s", (folder / "box-key.pub").read_text().strip())
-        logger.info("The log's last hash: %s", keeper.log.head)
         with serving_health("keeper", config.settings.health_address, key="health-address"):
+            logger.info("The keeper of masks listens on %s", config.settings.address)
+            logger.info("Members' keeper-key: %s", (folder / "box-key.pub").read_text().strip())
+            logger.info("The log's last hash: %s", keeper.log.head)
             server.run(sockets=[listening])

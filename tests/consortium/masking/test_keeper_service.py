@@ -9,25 +9,28 @@ import re
 import socket
 import ssl
 import time
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
 
-from fedif_consortium.evidence.chained_log import read_log
+from fedif_consortium.evidence.chained_log import ChainedLog, open_log, read_log
 from fedif_consortium.masking.boxes import open_box
-from fedif_consortium.masking.keeper import OpenedRound, TrialKeeper
+from fedif_consortium.masking.keeper import Keeper, OpenedRound, TrialKeeper
 from fedif_consortium.masking.keeper_client import HttpKeeper
 from fedif_consortium.masking.keeper_service import (
     MOST_BOXES,
     keeper_app,
     keeper_key,
+    keeper_server,
+    make_keeper,
     read_keeper_config,
 )
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
-from fedif_flower.errors import ConfigError, KeeperError
+from fedif_flower.errors import ConfigError, EvidenceError, KeeperError, StorageError
 from tests.consortium.masking.parties import RUN, Keeping
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
@@ -128,6 +131,39 @@ def test_a_body_in_chunks_is_refused_unread_whatever_length_is_stated(length):
     assert b"a request states its length" in told[1]["body"]
 
 
+def test_a_full_disk_is_said_in_a_sentence_and_ends_no_round():
+    disk = {"full": True}
+
+    def write(_line):
+        if disk["full"]:
+            raise StorageError("/srv/log.txt: no space left")
+
+    keeper = TrialKeeper()
+    keeper.log = ChainedLog(write=write)
+    for status, words in ((503, b"the keeper cannot write its log"), (409, b"least-members")):
+        told = answer_to(keeper, "/open/1/1", b'{"length": 1, "boxes": {}}')
+        assert told[0]["status"] == status
+        assert words in told[1]["body"]
+        assert b"/srv" not in told[1]["body"]
+        disk["full"] = False
+
+
+def answer_to(keeper: Keeper, path: str, body: bytes) -> list[dict[str, Any]]:
+    """Return the messages in which a keeper's application answers."""
+    told = []
+
+    async def receive():
+        return {"type": "http.request", "body": body}
+
+    async def send(message):
+        told.append(message)
+
+    headers = [(b"content-length", str(len(body)).encode())]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+    asyncio.run(keeper_app(keeper)({**scope, "headers": headers}, receive, send))
+    return told
+
+
 # -- what it keeps
 
 
@@ -164,6 +200,28 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_what_is_left(tmp_path, left
     with pytest.raises(ConfigError, match=re.escape(f"{tmp_path} has {left}, but no box-key")):
         keeper_key(tmp_path)
     assert not (tmp_path / "box-key").exists()
+
+
+@pytest.mark.parametrize("entry", [{"received": 1}, {"asked": "products", "answer": ""}])
+def test_another_writers_log_is_named(tmp_path, entry):
+    config = read_keeper_config(Keeping(tmp_path).write())
+    file = tmp_path / "keeper-state" / "log.txt"
+    open_log(file).append(entry | {"members": ["member-0"]})
+    with pytest.raises(EvidenceError, match=re.escape(f"{file} is no keeper's log")):
+        make_keeper(config)
+
+
+def test_a_service_whose_files_others_may_read_or_that_are_not_there_does_not_begin(tmp_path):
+    config = read_keeper_config(Keeping(tmp_path).write())
+    app = keeper_app(TrialKeeper())
+    (tmp_path / "keeper.key").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"certificate-key.*keeper\.key"):
+        keeper_server(app, config.settings)
+    (tmp_path / "keeper.key").chmod(0o600)
+    (tmp_path / "keeper-client.crt").unlink()
+    missing = tmp_path / "keeper-client.crt"
+    with pytest.raises(ConfigError, match=re.escape(f"{missing} cannot be read")):
+        keeper_server(app, config.settings)
 
 
 # -- its file
