@@ -21,7 +21,6 @@ from fedif_consortium.federation.certificates import (
 )
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.masking.masked_reply import MASKING_KEY, MaskedReplies
-from fedif_consortium.masking.part import MaskingSettings
 from fedif_consortium.member.policy import read_member_policy
 from fedif_consortium.parts import server_parts
 from fedif_flower.client.preflight import check_member, tried
@@ -61,6 +60,10 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     run_values = dict(run_config)
     if node.num_partitions is not None:
         run_values.setdefault("num-clients", node.num_partitions)
+    masking_mode = _masking_mode(node, run_config)
+    if masking_mode == "keeper":
+        # Where the keeper is, and how the server shows who it is, are no part of a member's host.
+        run_values = {key: run_values[key] for key in run_values if not key.startswith("masking.")}
     config = RunConfig.from_run_config(run_values, server_parts())
 
     def build_host_task() -> Task:
@@ -75,7 +78,7 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     # What a run with this config would tell the node.
     instructions = ConfigRecord(
         {
-            MASKING_KEY: config.section(MaskingSettings).mode,
+            MASKING_KEY: masking_mode,
             SIGNATURES_KEY: config.section(EvidenceSettings).require_signatures,
         }
     )
@@ -87,6 +90,12 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
         findings += TakenReceipts().checks(node, instructions)
     findings += check_server(settings.superlink, folder.authority)
     return findings
+
+
+def _masking_mode(node: NodeConfig, run_config: Mapping[str, Scalar]) -> str:
+    """Return a run's ``masking.mode``; where it is left open, the one that the node wants."""
+    wanted = "off" if node.keeper_key is None else "keeper"
+    return str(run_config.get("masking.mode", wanted))
 
 
 def _has_images(node: NodeConfig) -> bool:

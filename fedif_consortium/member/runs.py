@@ -107,13 +107,14 @@ class RunRules(Settings):
     config: dict[str, Accepted] = setting(
         {},
         "The section `[runs.config]`: run-config keys with what they may be, whoever set them.",
-        allowed="for each key a value, a list of values, or a range",
+        allowed="for each key, quoted where it has a dot, a value, a list of values, or a range "
+        "{least = ..., most = ...} that holds a number",
     )
 
     @model_validator(mode="after")
     def _has_a_day(self) -> Self:
         if self.first_day and self.last_day and self.last_day < self.first_day:
-            require(False, "last_day", self.last_day, f"first-day = {self.first_day} or later")
+            require(False, "last_day", str(self.last_day), f"first-day = {self.first_day} or later")
         return self
 
     def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:

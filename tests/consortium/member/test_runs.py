@@ -36,6 +36,34 @@ def test_a_line_says_which_values_are_accepted(written, allowed, refused):
     assert [value for value in refused if accepts(accepted, value)] == []
 
 
+def block_of(page: str, language: str, words: str) -> str:
+    """Return the first block of a page that has some words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return next(block for block in blocks if words in block)
+
+
+def test_the_policy_for_masked_rounds_takes_part_in_the_run_that_the_pages_show():
+    policy = tomllib.loads(block_of("member-policy.md", "toml", "masked-update"))
+    run = flatten_dict(tomllib.loads(block_of("consortium.md", "ini", "masking.mode")))
+    own = RunConfig.defaults() | {"attribution": run["attribution"]}
+    RunRules(config=policy["runs"]["config"]).check_run("fedif/app", own | run, own)
+
+
+@pytest.mark.parametrize(
+    ("config", "last_day", "reason"),
+    [
+        ({"masking": {"mode": "keeper"}}, TUESDAY, "for each key, quoted where it has a dot"),
+        ({"rate": {"least": 5, "most": 1}}, TUESDAY, "{least = ..., most = ...} that holds a"),
+        ({}, MONDAY, "last_day = '2026-01-05'; allowed: first-day = 2026-01-06 or later"),
+    ],
+)
+def test_what_no_rule_can_be_is_refused_in_words_that_say_how_it_is_written(
+    config, last_day, reason
+):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        RunRules(config=config, first_day=TUESDAY, last_day=last_day)
+
+
 @pytest.mark.parametrize(
     ("rules", "changes", "reason"),
     [
