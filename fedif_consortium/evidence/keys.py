@@ -66,7 +66,7 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
     load = load_ssh_private_key if b"OPENSSH" in data else load_pem_private_key
     try:
         key = load(data, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, NotImplementedError):
         key = None
     if not isinstance(key, SigningKey) or not is_allowed(key.public_key()):
         raise ConfigError(f"{name} is no private key; allowed: {_KINDS}")
@@ -162,7 +162,7 @@ def read_public_key(data: bytes, name: str) -> VerifyingKey:
     load = load_pem_public_key if b"-----BEGIN" in data else load_ssh_public_key
     try:
         key = load(data)
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):  # Of a compressed point.
         key = None
     if not is_allowed(key):
         raise ConfigError(f"{name} is no public key; allowed: {_KINDS}")

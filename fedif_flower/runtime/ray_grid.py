@@ -24,7 +24,7 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.server.superlink.fleet.vce.backend import Backend, BackendConfig
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError, FedIFError, require
 from fedif_flower.runtime.answer import reply_of
 from fedif_flower.runtime.local_grid import LocalGrid
 
@@ -219,6 +219,12 @@ def ray_grid(
             raise ConfigError(
                 f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
+            ) from error
+        except Exception as error:  # Ray raises whatever it meets, a bare Exception as well.
+            words = " ".join(str(error).split())
+            raise FedIFError(
+                f"Ray did not start: {words:.200}; it needs room in TMPDIR, and a machine that is "
+                "not overloaded"
             ) from error
         pool = backend.pool
         assert pool is not None  # it is built

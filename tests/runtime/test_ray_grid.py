@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 from copy import deepcopy
 from threading import Barrier, Event
+from unittest.mock import MagicMock
 
 import pytest
 from flwr.app import Message, MessageType, MetricRecord, RecordDict
@@ -10,9 +11,10 @@ from flwr.clientapp.client_app import ClientAppException
 from flwr.server.superlink.fleet.vce.backend import Backend
 
 from client_app import app as client_app
-from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import hold_directory
+from fedif_flower.runtime import ray_grid
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import simulate
 
@@ -129,6 +131,17 @@ def test_what_a_client_deletes_from_its_state_stays_deleted():
         list(grid.send_and_receive(messages(1000)))
     assert seen == [False, True, False]
     grid.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Timed out waiting\nfor file"), Exception("Timed")])
+def test_a_ray_that_does_not_start_says_what_it_needs(monkeypatch, error):
+    backend = MagicMock()
+    backend.build.side_effect = error
+    monkeypatch.setattr(ray_grid, "_new_backend", lambda *_: backend)
+    reason = "Ray did not start: Timed.*it needs room in TMPDIR"
+    with pytest.raises(FedIFError, match=reason), ray_grid.ray_grid(client_app, 2):
+        pass
+    backend.terminate.assert_called_once()
 
 
 @pytest.mark.parametrize(

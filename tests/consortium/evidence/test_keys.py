@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import os
 import stat
 from pathlib import Path
@@ -63,6 +64,22 @@ def test_private_keys_of_two_kinds_are_read_and_others_are_refused_by_name(form)
         read_private_key(key.private_bytes(Encoding.PEM, form, NoEncryption()), "node.pem")
     with pytest.raises(ConfigError, match=r"node\.pub is no public key; allowed: an Ed25519"):
         read_public_key(key.public_key().public_bytes(*PEM), "node.pub")
+
+
+def test_a_key_with_a_changed_byte_is_refused_by_name():
+    """A point that begins so is packed, which the reader of OpenSSH's keys does not unpack."""
+    own = ec.generate_private_key(ec.SECP256R1())
+    whole = bytes([0, 0, 0, 65, 4])
+    changed = bytes([0, 0, 0, 65, 2])
+    kind, public = own.public_key().public_bytes(*SSH).split()
+    spoilt = base64.b64encode(base64.b64decode(public).replace(whole, changed))
+    with pytest.raises(ConfigError, match=r"node\.pub is no public key"):
+        read_public_key(kind + b" " + spoilt, "node.pub")
+    private = own.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    begin, *lines, end = private.splitlines()
+    spoilt = base64.b64encode(base64.b64decode(b"".join(lines)).replace(whole, changed))
+    with pytest.raises(ConfigError, match=r"node\.key is no private key"):
+        read_private_key(b"\n".join([begin, spoilt, end]) + b"\n", "node.key")
 
 
 class _Said(Signed):
