@@ -134,6 +134,20 @@ def require_pair(certificate: Path, key: Path) -> None:
         context.load_cert_chain(certificate, key, password="")
 
 
+def require_hosts(path: Path, hosts: Sequence[str]) -> None:
+    """Raise ConfigError unless a certificate is for all of some names or addresses."""
+    extensions = read_certificate(path).extensions
+    known: list[x509.GeneralName] = []
+    with suppress(x509.ExtensionNotFound):
+        known += extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    missing = [host for host in hosts if _host_name(host) not in known]
+    if missing:
+        raise ConfigError(
+            f"{path} is there, and is not for {', '.join(missing)}: move it away, and hand the "
+            "new one to whoever has a copy"
+        )
+
+
 def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:
     """Return which of a file's certificates has issued another one.
 
@@ -214,12 +228,15 @@ def _builder(name: str, key: SigningKey, days: int) -> x509.CertificateBuilder:
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
     """Return the names and addresses that a certificate is for: this host's own, and ``hosts``."""
-    names: list[x509.GeneralName] = []
-    for host in dict.fromkeys([*_LOOPBACK, *hosts]):
-        try:
-            names.append(x509.IPAddress(ipaddress.ip_address(host)))
-        except ValueError:
-            if len(host) > 253 or not _HOST_NAME.fullmatch(host):
-                raise ConfigError(f"{host!r} is neither a host's name nor an address") from None
-            names.append(x509.DNSName(host))
-    return x509.SubjectAlternativeName(names)
+    names = dict.fromkeys([*_LOOPBACK, *hosts])
+    return x509.SubjectAlternativeName([_host_name(name) for name in names])
+
+
+def _host_name(host: str) -> x509.GeneralName:
+    """Return a host's name, or its address, as a certificate has it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if len(host) > 253 or not _HOST_NAME.fullmatch(host):
+            raise ConfigError(f"{host!r} is neither a host's name nor an address") from None
+        return x509.DNSName(host)

@@ -95,8 +95,10 @@ def connect(name: str, address: str, authority: Path) -> None:
     home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
     path = Path(home) / "config.toml"
     connection = {"address": address, "root-certificates": str(authority.absolute())}
-    if not path.exists():
+    if not _is_there(path):
         _flwr("config", "list", capture_output=True)  # Flower begins it with what it needs itself.
+    if not _is_there(path):
+        raise ConfigError(f"cannot write {path}: set FLWR_HOME to a folder of this user")
     existing = take_section(read_toml(path), "superlink").get(name)
     if existing is None:
         section = to_toml("", {"superlink": {name: connection}})
@@ -106,6 +108,14 @@ def connect(name: str, address: str, authority: Path) -> None:
             f"{path} has another connection {name!r} than to {address} by {authority}: "
             "remove it there, or choose another name"
         )
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether there is a file, in a folder that this user can look into."""
+    try:
+        return path.is_file()
+    except PermissionError:
+        return False
 
 
 def config_text(config: Mapping[str, Scalar]) -> str:

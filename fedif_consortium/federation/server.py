@@ -25,6 +25,7 @@ from fedif_consortium.federation.certificates import (
     own_certificate,
     reach,
     read_certificate,
+    require_hosts,
     require_pair,
     server_certificate,
 )
@@ -67,13 +68,22 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
         _make_proxy(folder, settings)
     else:
         typer.echo(f"without a proxy: whoever reaches {settings.listen} may submit runs")
-    try:
-        begin_removals(folder.removals)
-    except StorageError as error:
-        typer.echo(f"! {error}")
+    _begin_removals(folder.removals)
     fingerprint_of_authority = certificate_fingerprint(folder.authority.read_text())
     typer.echo(f"certificate's fingerprint: {fingerprint_of_authority}")
     typer.echo(f"statement key's fingerprint: {statement_fingerprint(folder)}")
+
+
+def _begin_removals(path: Path) -> None:
+    """Make an empty list of removed members unless there is one, and say so."""
+    is_new = not path.exists()
+    try:
+        begin_removals(path)
+    except StorageError as error:
+        typer.echo(f"! {error}")
+        return
+    if is_new:
+        typer.echo(f"made {path}: put the list of an earlier host in its place, if there was one")
 
 
 def _make_certificates(folder: FederationFolder, settings: FederationSettings) -> None:
@@ -170,9 +180,17 @@ def _require_database(path: Path) -> None:
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
-    """Make a key and a certificate that one peer is to have a copy of; what is there stays."""
+    """Make a key and a certificate that one peer is to have a copy of; what is there stays.
+
+    Raises
+    ------
+    ConfigError
+        If the certificate that is there is not for a host.
+    """
     key = folder / f"{name}.key"
     certificate = folder / f"{name}.crt"
+    if certificate.exists():
+        require_hosts(certificate, hosts)
     files.secret(key, certificate, f"of {certificate.name}", make_key)
     files.new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 

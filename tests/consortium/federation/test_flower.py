@@ -9,6 +9,7 @@ from unittest.mock import call, create_autospec
 
 import pytest
 
+from fedif_consortium.federation import flower
 from fedif_consortium.federation.flower import Flower, FlowerCommandError, connect, run_to_end
 from fedif_flower.errors import ConfigError, TrainingFailedError
 
@@ -50,6 +51,14 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home, oth
 def test_a_file_of_flower_s_that_is_none_is_named(tmp_path, flower_home, text):
     (flower_home / "config.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=r"config\.toml|superlink = 3"):
+        connect("d", "b:3", tmp_path / "ca.crt")
+
+
+def test_a_home_that_cannot_be_written_is_named_with_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower, "_flwr", lambda *_, **__: None)
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "nowhere"))
+    config = tmp_path / "nowhere" / "config.toml"
+    with pytest.raises(ConfigError, match=f"cannot write {config}: set FLWR_HOME to a folder"):
         connect("d", "b:3", tmp_path / "ca.crt")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fedif_consortium.federation import server
 from fedif_consortium.federation.members import add, invite, remove
-from fedif_consortium.federation.server import initialize, look, start_superlink
+from fedif_consortium.federation.server import initialize, look, make_pair, start_superlink
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import (
     SETTINGS,
@@ -79,6 +79,25 @@ def test_a_superlink_with_anothers_key_or_a_damaged_database_says_which_file(fol
     folder.database.write_bytes(bytes(range(256)) * 20)
     with pytest.raises(ConfigError, match=r"superlink\.db is no database of a SuperLink"):
         start_superlink(folder, [])
+
+
+def test_a_pair_that_is_there_is_not_kept_for_another_host(tmp_path):
+    """Whoever gives the command again with another host would read that all is done."""
+    make_pair(tmp_path, "keeper", ["keeper.example.org", "10.0.0.1"], "the server")
+    before = content(tmp_path)
+    for hosts in (["keeper.example.org"], ["10.0.0.1", "localhost"], []):
+        make_pair(tmp_path, "keeper", hosts, "the server")
+    with pytest.raises(ConfigError, match=r"keeper\.crt is there, and is not for other\.example:"):
+        make_pair(tmp_path, "keeper", ["keeper.example.org", "other.example"], "the server")
+    assert content(tmp_path) == before
+
+
+def test_a_new_list_of_removed_members_is_said_once(tmp_path, capsys):
+    folder = make_federation(tmp_path / "server")
+    words = f"made {folder.removals}: put the list of an earlier host in its place"
+    assert words in capsys.readouterr().out
+    initialize(folder, SETTINGS)
+    assert words not in capsys.readouterr().out
 
 
 def test_a_superlink_is_told_who_was_removed(folder, monkeypatch):
