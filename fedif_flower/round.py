@@ -128,12 +128,16 @@ class RoundUpdates:
     @property
     def shortening(self) -> Tensor:
         """``factors`` [m], 1 where nothing is shortened."""
-        return self._ones() if self.factors is None else self.factors
+        if self.factors is None:
+            return self._ones()
+        return self.factors
 
     @property
     def buffer_shortening(self) -> Tensor:
         """``buffer_factors`` [m], 1 where nothing is shortened."""
-        return self._ones() if self.buffer_factors is None else self.buffer_factors
+        if self.buffer_factors is None:
+            return self._ones()
+        return self.buffer_factors
 
     @property
     def client_shortening(self) -> Tensor:
@@ -178,6 +182,9 @@ class RoundUpdates:
         of_updates = mixing.cpu() * self.shortening  # [n, m]
         of_buffers = mixing.cpu() * self.buffer_shortening
         updates = of_updates.to(self.client_updates) @ self.client_updates  # [n, d]
+        of_clients = of_updates
+        if self.mixing is not None:
+            of_clients = of_updates @ self.mixing
         return replace(
             self,
             client_updates=updates,
@@ -185,7 +192,7 @@ class RoundUpdates:
             buffer_updates=of_buffers.to(self.buffer_updates) @ self.buffer_updates,
             factors=None,
             buffer_factors=None,
-            mixing=of_updates if self.mixing is None else of_updates @ self.mixing,
+            mixing=of_clients,
             mixed_factors=self.client_shortening,
             sent=None,
         )
@@ -242,11 +249,15 @@ class RoundUpdates:
     @property
     def named_buffers(self) -> Mapping[str, Tensor]:
         """The buffers of w_{t-1} by name, counters included."""
-        return self.model.counters if self.names is None else self.names.named_buffers(self.model)
+        if self.names is None:
+            return self.model.counters
+        return self.names.named_buffers(self.model)
 
     def split_buffers(self, buffers: Tensor) -> Mapping[str, Tensor]:
         """Return buffers ``[..., b]`` by name, ``[..., *shape]`` each."""
-        return {} if self.names is None else self.names.split_buffers(buffers)
+        if self.names is None:
+            return {}
+        return self.names.split_buffers(buffers)
 
     @property
     def num_clients(self) -> int:

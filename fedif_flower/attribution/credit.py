@@ -270,7 +270,9 @@ class CreditBounds:
         """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
         examples = examples.double()
         usual = float(weights.sum()) * _median(examples) / float(examples.sum())
-        ratios = weights / usual if usual > 0 else torch.zeros_like(weights)
+        ratios = torch.zeros_like(weights)
+        if usual > 0:
+            ratios = weights / usual
         total = self._clients.read(client_ids, "weights") + ratios.numpy()
         rounds = self._clients.read(client_ids, "rounds") + 1
         self._clients.write(client_ids, weights=total, rounds=rounds)
@@ -432,9 +434,13 @@ def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
 
 def _kept(ratios: Tensor, bound: float) -> Tensor:
     """Return the factors ``[m]`` that bring ratios down to a bound; 0: there is none."""
-    return torch.where(ratios > bound, bound / ratios, 1.0) if bound else torch.ones_like(ratios)
+    if not bound:
+        return torch.ones_like(ratios)
+    return torch.where(ratios > bound, bound / ratios, 1.0)
 
 
 def _median(values: Tensor) -> float:
     """Return the median; of an even number, the mean of the two in the middle; of none, 0."""
-    return float(np.median(values.numpy())) if len(values) else 0.0
+    if not len(values):
+        return 0.0
+    return float(np.median(values.numpy()))

@@ -113,9 +113,10 @@ def split_credit(
     lost : float or NDArray
         What each part loses in that case, ``[k]`` or the same for all.
     """
-    share = credited / contribution if contribution else -1.0
-    if 0 <= share <= 1:
-        return share * parts
+    if contribution:
+        share = credited / contribution
+        if 0 <= share <= 1:
+            return share * parts
     return parts + lost
 
 

@@ -416,4 +416,6 @@ def _descent(taken: TakenRound) -> Descent | None:
 def _loss(at_model: Future[LossAndGradient]) -> float:
     """Return the loss at one of the two models; NaN where the model has diverged."""
     # Whatever it is that a user's loss raises, the round before was combined without it.
-    return math.nan if at_model.exception() else at_model.result().loss
+    if at_model.exception():
+        return math.nan
+    return at_model.result().loss

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError, require
+from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.descent import descend_round
@@ -96,15 +97,7 @@ class LossBound(Stage):
             If no step leads to a finite validation loss.
         """
         validation = self.validation
-        updates = proposal.updates
-        if validation is None:
-            return proposal.move(proposal.coefficients)
-        if not math.isfinite(self._first):
-            params = updates.global_params.cpu()
-            self._first = validation.loss(params, updates.named_buffers)
-            self._least = self._first
-        if not math.isfinite(self._first):
-            # Where no loss was ever finite there is nothing to keep.
+        if validation is None or not self._has_loss_to_keep(validation, proposal.updates):
             return proposal.move(proposal.coefficients)
         whole = _try_step(validation, proposal, proposal.coefficients)
         if whole is not None and whole.loss <= self._least + self.tolerance * abs(self._first):
@@ -118,6 +111,14 @@ class LossBound(Stage):
             self._least_before = self._least
             self._least = min(self._least, best.loss)
         return best.step
+
+    def _has_loss_to_keep(self, validation: Validation, updates: RoundUpdates) -> bool:
+        """Tell whether a loss has been finite, from the model on that a round begins with."""
+        if not math.isfinite(self._first):
+            params = updates.global_params.cpu()
+            self._first = validation.loss(params, updates.named_buffers)
+            self._least = self._first
+        return math.isfinite(self._first)
 
     def take_back(self) -> None:
         """Forget the loss of a model that is taken back."""
@@ -214,7 +215,9 @@ def _try_step(
     # What is not averaged, as counters and masks, belongs to the model as well.
     buffers = {**updates.named_buffers, **updates.split_buffers(step.buffers)}
     loss = validation.loss(params, buffers)
-    return _Candidate(loss, step) if math.isfinite(loss) else None
+    if not math.isfinite(loss):
+        return None
+    return _Candidate(loss, step)
 
 
 def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tensor | None:
