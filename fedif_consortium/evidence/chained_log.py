@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from fedif_flower.storage import append_line, cut_torn_line, make_folder, writin
 logger = logging.getLogger(__name__)
 Entry = Mapping[str, object]
 START = hashlib.sha256(b"").hexdigest()
+# A first line may be torn off, and a power cut may leave zeros of it.
+_BEGIN = re.compile(rb"[0-9a-f]{64} |[0-9a-f]{0,64}\0*")
 
 
 class ChainedLog:
@@ -138,11 +141,23 @@ def open_log(path: Path) -> ChainedLog:
     StorageError
         If the file cannot be written.
     EvidenceError
-        If a line was changed.
+        If a line was changed, or the file is none of a log; then it stays as it is.
     """
+    _require_log(path)
     if cut_torn_line(path, 0o600):
         logger.warning("The end of %s was torn off, and is written over.", path)
     return ChainedLog(last_hash(read_log(path)), partial(append_line, path))
+
+
+def _require_log(path: Path) -> None:
+    """Raise EvidenceError unless a file, if there is one, begins as a log's first line does."""
+    with refused_as(StorageError, f"{path} cannot be read"):
+        if not path.exists():
+            return
+        with open(path, "rb", opener=regular) as file:
+            begin = file.read(len(START) + 1)
+    if not _BEGIN.fullmatch(begin):
+        raise EvidenceError(f"{path} is no log: it does not begin with a hash")
 
 
 def _next(head: str, text: str) -> str:

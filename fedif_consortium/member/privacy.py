@@ -55,6 +55,8 @@ class PrivacyBudget:
     ------
     ConfigError
         If dp-accounting is not installed, or the first reply would cost more than the budget.
+    StorageError
+        If the file is damaged.
     """
 
     def __init__(self, log: NodeLog, noise_multiplier: float, delta: float, most: float) -> None:
@@ -63,12 +65,20 @@ class PrivacyBudget:
         self._multiplier = noise_multiplier
         self._delta = delta
         self._most = most
+        self._read_replies()
         cost = epsilon_of({noise_multiplier: 1}, delta)
         if cost > most:
             raise ConfigError(
                 f"noise-multiplier = {noise_multiplier:g}: one reply costs an epsilon of "
                 f"{cost:.3g} at target-delta = {delta:g}, more than most-epsilon = {most:g}"
             )
+
+    def _read_replies(self) -> dict[float, int]:
+        """Return how many replies left, by noise multiplier; a StorageError if it is damaged."""
+        with refused_as(StorageError, f"{self._path} is damaged"):
+            if not self._path.exists():
+                return {}
+            return _FILED.validate_json(self._path.read_bytes())[_REPLIES]
 
     def charge(self, run_id: int) -> None:
         """Write down one more reply, of a run, and what all have cost.
@@ -80,10 +90,7 @@ class PrivacyBudget:
         StorageError
             If it cannot be written, or is damaged.
         """
-        replies: dict[float, int] = {}
-        with refused_as(StorageError, f"{self._path} is damaged"):
-            if self._path.exists():
-                replies = _FILED.validate_json(self._path.read_bytes())[_REPLIES]
+        replies = self._read_replies()
         replies[self._multiplier] = replies.get(self._multiplier, 0) + 1
         epsilon = epsilon_of(replies, self._delta)
         if epsilon > self._most:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedif_consortium.evidence.chained_log import START, ChainedLog, last_hash, verified
+from fedif_consortium.evidence.chained_log import START, ChainedLog, last_hash, open_log, verified
 from fedif_flower.errors import EvidenceError
 
 ENTRIES = [{"asked": "open", "run": 1}, {"asked": "sum", "weights": [1, 2]}, {"refusal": "né\nn"}]
@@ -46,3 +46,20 @@ def test_damage_is_noticed_at_its_line(damage, number):
         log.append(entry)
     with pytest.raises(EvidenceError, match=f"^line {number} of the log of ada"):
         verified(damage(*lines), "the log of ada")
+
+
+@pytest.mark.parametrize("content", ["garbage without an end", "no\nlog", "A" * 64 + " {}"])
+def test_a_file_that_is_no_log_is_not_cut(tmp_path, content):
+    path = tmp_path / "log.txt"
+    path.write_text(content)
+    with pytest.raises(EvidenceError, match=r"log\.txt is no log: it does not begin with a hash"):
+        open_log(path)
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("torn", ["", "ab12", "ab\0\0", "ab" * 32, "ab" * 32 + ' {"asked":"op'])
+def test_a_first_line_that_was_torn_off_is_written_over(tmp_path, torn):
+    path = tmp_path / "log.txt"
+    path.write_text(torn)
+    assert open_log(path).head == START
+    assert not path.read_text()

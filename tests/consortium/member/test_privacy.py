@@ -55,6 +55,12 @@ def test_replies_cost_what_the_accountant_of_losses_says(costs):
 # The budget.
 
 
+def test_a_damaged_file_is_said_at_the_start(log):
+    (log.folder / "privacy.json").write_text("{")
+    with pytest.raises(StorageError, match=r"privacy\.json is damaged"):
+        PrivacyBudget(log, 2.0, 1e-5, 4.0)
+
+
 def test_the_budget_outlives_restarts_and_changes_of_the_noise(log):
     assert charge(log) == (pytest.approx(epsilon_of({2.0: 1}, 1e-5)), 1)
     assert charge(log)[1] == 2
