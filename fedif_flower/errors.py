@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from numbers import Integral
+from pathlib import Path
 
 _SHOWN_AT_MOST = 300  # Characters of a value.
+_WORDS_AT_MOST = 120  # Characters of an error before its place: that has to fit into a reason.
+_NOT_AN_APPS = frozenset(
+    {"fedif_consortium", "fedif_flower", "fedif_studies", "flwr", "numpy", "ray", "torch"}
+)
 
 
 class FedIFError(Exception):
@@ -106,3 +113,35 @@ def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
 def is_count(value: object, least: int = 0) -> bool:
     """Tell whether a value is an integer >= ``least``."""
     return isinstance(value, Integral) and int(value) >= least
+
+
+def with_place(error: BaseException) -> str:
+    """Return an error with the innermost line of an app's own code that it came through.
+
+    ``KeyError('a') at my_rule.py:12 in MyRule.weigh``; the error alone where there is none. A file
+    is named without its folder.
+    """
+    words = repr(error)
+    place = _place_in_app(error)
+    if not place:
+        return words
+    if len(words) > _WORDS_AT_MOST:
+        words = words[: _WORDS_AT_MOST - 3] + "..."
+    return f"{words} at {place}"
+
+
+def _place_in_app(error: BaseException) -> str:
+    """Return the innermost line of an app's own code that an error came through; empty: none."""
+    places: list[tuple[str, str]] = []  # The file, and what is shown, from the outermost on.
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+        if package in _NOT_AN_APPS or package in sys.stdlib_module_names:
+            continue
+        file = frame.f_code.co_filename
+        _, _, name = frame.f_code.co_qualname.rpartition("<locals>.")
+        places.append((file, f"{Path(file).name}:{line} in {name}"))
+    # An app may be installed as well: then there is nothing else.
+    not_installed = [place for file, place in places if "site-packages" not in file]
+    if not_installed:
+        return not_installed[-1]
+    return places[-1][1] if places else ""

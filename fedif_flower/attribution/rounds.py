@@ -30,6 +30,7 @@ from fedif_flower.attribution.records import (
     NoiseEnd,
     RoundAttribution,
 )
+from fedif_flower.errors import FedIFError, with_place
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, ModelVectors, UnseenUpdates
 from fedif_flower.valuation.parallel import LossAndGradient
@@ -133,7 +134,8 @@ class RoundAttributor:
         try:
             return self._clients(taken, loss_before - loss_after)
         except Exception as error:  # out of a user's model or loss, as likely as not
-            reason = printable(str(error))
+            is_told = isinstance(error, FedIFError)
+            reason = printable(str(error) if is_told else with_place(error))
             logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
             return ()
 

@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fedif_flower.errors import ReplyError, require
+from fedif_flower.errors import ReplyError, require, with_place
 from fedif_flower.messages.text import printable, reason_of
 from fedif_flower.words import enumerated
 
@@ -305,7 +305,8 @@ def aggregate_metrics(
     try:
         return aggregate(list(records), weighted_by_key)
     except Exception as error:  # metrics are the clients' words: they must not stop a run
-        logger.warning("the clients' metrics could not be aggregated: %s", printable(repr(error)))
+        reason = printable(with_place(error))
+        logger.warning("the clients' metrics could not be aggregated: %s", reason)
         return None
 
 

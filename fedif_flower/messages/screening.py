@@ -10,7 +10,7 @@ from typing import Literal
 
 from flwr.app import ArrayRecord, Error, Message, RecordDict
 
-from fedif_flower.errors import ReplyError
+from fedif_flower.errors import ReplyError, with_place
 from fedif_flower.messages.arrays import arrays_of
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.metrics import (
@@ -184,7 +184,7 @@ class _ReplyDesk:
         except ReplyError as error:
             self._refuse(question.node, str(error))
         except Exception as error:
-            self._refuse(question.node, f"unreadable reply: {error!r}")
+            self._refuse(question.node, f"unreadable reply: {with_place(error)}")
         else:
             return True
         return False

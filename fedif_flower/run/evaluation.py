@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from flwr.app import ArrayRecord
 
+from fedif_flower.errors import with_place
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import MEASURED
 from fedif_flower.server.model import GlobalModel
@@ -77,7 +78,7 @@ class RoundEvaluation:
         except Exception as error:  # out of the model or the loss: the run goes on
             if not server_round:
                 raise
-            reason = printable(f"the evaluation failed: {error!r}")
+            reason = printable(f"the evaluation failed: {with_place(error)}")
             logger.error("round %d: %s", server_round, reason)
             self._outcome = _Outcome(0.0, reason)
             return {}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
 from flwr.serverapp import Grid
 
 from fedif_flower.arithmetic import share_of
-from fedif_flower.errors import FedIFError, ValuationError
+from fedif_flower.errors import FedIFError, ValuationError, with_place
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.nodes import sample_clients
@@ -63,13 +64,40 @@ def users_metrics(
     """
     try:
         metrics = model.evaluate_or_take_back(lambda arrays: evaluate_fn(server_round, arrays))
-        if metrics is None:
-            return {}
-        # A record refuses what is no number.
-        return dict(MetricRecord(dict(metrics)))  # type: ignore[arg-type]
+        return metrics_of("evaluate_fn", metrics)
     except Exception as error:
         is_ours = isinstance(error, FedIFError) and not isinstance(error, ValuationError)
         if is_ours or not server_round:
             raise
-        logger.error("round %d: the evaluation failed: %r", server_round, error)
+        reason = with_place(error)
+        logger.error("round %d: the evaluation failed: %s", server_round, reason)
         return {}
+
+
+def metrics_of(whose: str, returned: object) -> Mapping[str, Any]:
+    """Return what somebody else's function says of a model, by name; none where it is ``None``.
+
+    Parameters
+    ----------
+    whose : str
+        The function, for errors.
+    returned : object
+        What it returned.
+
+    Raises
+    ------
+    ValuationError
+        If these are no metrics.
+    """
+    if returned is None:
+        return {}
+    if not isinstance(returned, Mapping):
+        raise ValuationError(
+            f"{whose} returned {type(returned).__name__}; allowed: "
+            'MetricRecord({"loss": ..., "accuracy": ...}) or None'
+        )
+    try:
+        # A record refuses what is no number.
+        return dict(MetricRecord(dict(returned)))
+    except (TypeError, ValueError) as error:
+        raise ValuationError(f"{whose} returned no metrics: {error}") from error

@@ -25,6 +25,7 @@ from fedif_flower.errors import (
     DivergedError,
     FedIFError,
     TrainingFailedError,
+    with_place,
 )
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.client_node import ClientNode
@@ -70,6 +71,7 @@ from fedif_flower.server.setup import (
     require_callbacks,
     require_setup,
 )
+from fedif_flower.server.subclass import require_constructed, selection_of
 from fedif_flower.server.summary import TellsSettings
 from fedif_flower.stages import Stage, Stages
 from fedif_flower.valuation import Validation
@@ -110,6 +112,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     current: Round | None = None  # The round that goes on; later, what is left of the last one.
     online: Sequence[ClientNode] = ()  # When the round began.
     _has_asked = False  # Anybody, in its last round.
+    _told_of_nobody = False  # That nobody was drawn in a round.
 
     def __init__(
         self,
@@ -283,6 +286,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         try:
             self._count_failures(current)
         except TrainingFailedError as error:
+            error.__cause__ = current.error
             self._failure = error  # It ends the run as soon as the round is over.
         metrics = self._train_metrics(current)
         arrays = current.arrays
@@ -360,10 +364,29 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def _draw_members(self, present: Present, server_round: int) -> list[ClientNode]:
         """Return who of those present trains in this round."""
         self.online = present.online
-        members = self.intake.draw(self.select, present.candidates, server_round)
+        members = self.intake.draw(self._select_nodes, present.candidates, server_round)
+        if present.candidates and not members:
+            self._warn_of_nobody(server_round)
         if self._is_first_round:
             self.require_members(len(members))
         return members
+
+    def _select_nodes(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+        """Return those of the nodes that :meth:`select` draws; a subclass's may be anything."""
+        selected = self.select(nodes, server_round)
+        return selection_of(f"{type(self).__name__}.select", selected)
+
+    def _warn_of_nobody(self, server_round: int) -> None:
+        """Say once that nobody was drawn: such a round is in no record."""
+        if self._told_of_nobody:
+            return
+        self._told_of_nobody = True
+        logger.warning(
+            "round %d: %s.select draws nobody; such a round asks nobody, leaves the model as it "
+            "is, and has no record",
+            server_round,
+            type(self).__name__,
+        )
 
     @property
     def _is_first_round(self) -> bool:
@@ -460,12 +483,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             )
             vectors, aggregation = self.aggregate(updates)
         except FedIFError as error:
+            current.error = error
             is_suspect = isinstance(error, DivergedError)
             fail(current, self.model, Obstacle(str(error), suspect=is_suspect))
             return
         except Exception as error:  # out of a user's model or loss, as likely as not
+            current.error = error
             # It may come from the model that was sent: an older one is known to work.
-            fail(current, self.model, Obstacle(repr(error), suspect=True))
+            fail(current, self.model, Obstacle(with_place(error), suspect=True))
             return
         current.aggregation = aggregation
         if self.model.stands_still(vectors):
@@ -554,6 +579,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             strategy's rounds.
         """
         require_record(initial_arrays)
+        require_constructed(self)
         self.model.require_copy(type(self).__name__, self.own_shapes, initial_arrays)
         self.intake.require(self, grid, initial_arrays)
         remembering = self._remembering()

@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 from fedif_flower.arithmetic import all_finite
-from fedif_flower.errors import ConfigError, ReplyError, ValuationError
+from fedif_flower.errors import ConfigError, ReplyError, ValuationError, with_place
 from fedif_flower.messages.arrays import is_statistic
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.names import Names, mismatch, names_in_model
@@ -385,6 +385,6 @@ class GlobalModel:
             if self.is_proven or self._proven is None:
                 raise
             of_proven_model = evaluate(self._proven)
-            logger.error("the global model cannot be evaluated: %r", error)
+            logger.error("the global model cannot be evaluated: %s", with_place(error))
             self.take_back()
             return of_proven_model

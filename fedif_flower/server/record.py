@@ -167,6 +167,8 @@ class Round:
         The step that was taken, if one was.
     arrays : ArrayRecord, optional
         The model to go on with, where that is another one or was taken back.
+    error : Exception, optional
+        Why the replies could not be weighed, if they could not.
     """
 
     round: int
@@ -197,6 +199,7 @@ class Round:
     aggregation: Aggregation | None = None
     step: Step | None = None
     arrays: ArrayRecord | None = None
+    error: Exception | None = None
 
     @property
     def failed(self) -> bool:
@@ -333,6 +336,7 @@ class Round:
         self.aggregation = None
         self.step = None
         self.arrays = None
+        self.error = None
         self.grid = None
 
 

@@ -106,8 +106,8 @@ def require_answer(
     Raises
     ------
     ValuationError
-        If the answer is the other of the two, or of another shape; or its weights have a rescaling
-        which they may not have.
+        If the answer is the other of the two, or of another shape; or its weights are not finite,
+        or have a rescaling which they may not have.
     """
     if combines_updates:
         shape = updates.squared_norms.shape
@@ -116,6 +116,11 @@ def require_answer(
             if answer.rescaling is not None and not sets_lengths:
                 raise ValuationError(
                     "the rule's weights have a rescaling: its sets_lengths has to say so"
+                )
+            if not all_finite(answer.weights):
+                raise ValuationError(
+                    f"{whose} returned weights that are not finite; allowed: a number for each of "
+                    f"{len(answer.weights)} updates"
                 )
             return answer
         expected = "an Aggregation of weights [m]"

@@ -19,7 +19,12 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.server.arguments import require_start
-from fedif_flower.server.evaluation import EvaluateFunction, draw_evaluators, users_metrics
+from fedif_flower.server.evaluation import (
+    EvaluateFunction,
+    draw_evaluators,
+    metrics_of,
+    users_metrics,
+)
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
@@ -28,6 +33,9 @@ from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Roster
 from fedif_flower.server.subclass import (
     given_a_list,
+    messages_of,
+    pair_of,
+    require_constructed,
     require_fresh,
     require_messages,
     take_model,
@@ -270,6 +278,7 @@ class RunningStrategy(FedAvg):
         """
         configs = {"train_config": train_config, "evaluate_config": evaluate_config}
         require_start(grid, num_rounds, timeout, configs, evaluate_fn)
+        require_constructed(self)
         self.intake.settings.pace.require_within(timeout)
         self.end()  # Of another loop's.
         started = time.monotonic()
@@ -311,10 +320,12 @@ class RunningStrategy(FedAvg):
         before = self.model.record
         whose = type(self).__name__
         # A subclass may have put methods of its own in the place of these two.
-        messages = list(self.configure_train(server_round, before, config, grid))
+        returned = self.configure_train(server_round, before, config, grid)
+        messages = messages_of(f"{whose}.configure_train", returned)
         require_messages(f"{whose}.configure_train", messages, self.members_of(server_round))
         replies = grid.send_and_receive(messages, timeout=timeout)
-        arrays, metrics = self.aggregate_train(server_round, replies)
+        combined = self.aggregate_train(server_round, replies)
+        arrays, metrics = pair_of(f"{whose}.aggregate_train", combined)
         if arrays is None:
             arrays = before
         take_model(f"{whose}.aggregate_train", arrays, self.model)
@@ -326,7 +337,8 @@ class RunningStrategy(FedAvg):
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
     ) -> None:
         """Let clients evaluate the new model, where the strategy says that they do."""
-        messages = list(self.configure_evaluate(server_round, self.model.record, config, grid))
+        returned = self.configure_evaluate(server_round, self.model.record, config, grid)
+        messages = messages_of(f"{type(self).__name__}.configure_evaluate", returned)
         if not messages:
             return
         replies = grid.send_and_receive(messages, timeout=timeout)
@@ -542,8 +554,7 @@ class RunningStrategy(FedAvg):
 
         def show_model(callback: Callback) -> None:
             more_metrics = callback.on_model(server_round, self.model)
-            if more_metrics:
-                metrics.update(more_metrics)
+            metrics.update(metrics_of(f"{type(callback).__name__}.on_model", more_metrics))
 
         try:
             self.tell(show_model)

@@ -223,10 +223,20 @@ def with_names_of(model: Any, base: BaseArguments) -> BaseArguments:
     """
     setup = require_setup(base.get("setup", DEFAULTS))
     if setup.trainable_keys is None:
-        setup = replace(setup, trainable_keys=model.parameter_names)
+        setup = replace(setup, trainable_keys=_names_in(model, "parameter_names"))
     if setup.tied_keys is None:
-        setup = replace(setup, tied_keys=model.tied_names)
+        setup = replace(setup, tied_keys=_names_in(model, "tied_names"))
     return {**base, "setup": setup}
+
+
+def _names_in(model: Any, attribute: str) -> Any:
+    """Return the names of arrays that an attribute has; raise ConfigError where there is none."""
+    if not hasattr(model, attribute):
+        raise ConfigError(
+            f"{type(model).__name__} has no {attribute}; allowed: parameter_names, a list, and "
+            "tied_names, a dictionary, or a Validation as its validation"
+        )
+    return getattr(model, attribute)
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:

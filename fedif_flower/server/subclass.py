@@ -1,4 +1,4 @@
-"""What a subclass's own ``configure_train`` and ``aggregate_train`` get and have to return."""
+"""What a subclass's own constructor and methods get, and have to return."""
 
 from __future__ import annotations
 
@@ -50,6 +50,64 @@ def require_fresh(method: str, replies: Iterable[Message]) -> None:
             f"{method} is given replies that were gone through before, and none are left: make a "
             "list of them first, list(grid.send_and_receive(messages))"
         )
+
+
+def require_constructed(strategy: object) -> None:
+    """Raise ConfigError for a subclass whose own constructor does not call the one above."""
+    if not hasattr(strategy, "intake"):
+        raise ConfigError(
+            f"{type(strategy).__name__}.__init__ does not call super().__init__(...): without it "
+            "the strategy has no callbacks, stages or settings"
+        )
+
+
+def messages_of(method: str, returned: object) -> list[Message]:
+    """Return the messages that a method returned; raise ConfigError if it returned others."""
+    allowed = "an iterable of Message"
+    messages = _listed(method, returned, allowed)
+    for message in messages:
+        if not isinstance(message, Message):
+            raise _returned(method, message, allowed)
+    return messages
+
+
+def pair_of(method: str, returned: object) -> tuple[Any, Any]:
+    """Return the model and the metrics that a method returned; raise ConfigError for no pair."""
+    if not isinstance(returned, tuple | list) or len(returned) != 2:
+        allowed = (
+            "a pair of an ArrayRecord and a MetricRecord, None in the place of each that there is "
+            "not"
+        )
+        raise _returned(method, returned, allowed)
+    model, metrics = returned
+    return model, metrics
+
+
+def selection_of(method: str, selected: object) -> list[ClientNode]:
+    """Return the nodes that a method has drawn; raise ConfigError if they are none, or one twice.
+
+    An empty list is one: nobody is asked in the round.
+    """
+    allowed = "a list of some of the nodes that it was given, ClientNode each"
+    nodes = _listed(method, selected, allowed)
+    for node in nodes:
+        if not isinstance(node, ClientNode):
+            raise _returned(method, node, allowed)
+    if len({node.node_id for node in nodes}) < len(nodes):
+        raise ConfigError(f"{method} returned a node twice; allowed: each at most once")
+    return nodes
+
+
+def _listed(method: str, returned: object, allowed: str) -> list[Any]:
+    """Return a list of what a method returned; raise ConfigError if that cannot be gone through."""
+    if not isinstance(returned, Iterable):
+        raise _returned(method, returned, allowed)
+    return list(returned)
+
+
+def _returned(method: str, value: object, allowed: str) -> ConfigError:
+    """Return the error that a method returned a value of another kind, or one among others."""
+    return ConfigError(f"{method} returned {type(value).__name__}; allowed: {allowed}")
 
 
 def require_messages(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Any, TypeVar
 
 import torch
@@ -111,6 +112,11 @@ class Stages:
         """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
         for stage in self._arriving:
             squared_norm = stage.arrive(update, squared_norm)
+            if not isinstance(squared_norm, Real | Tensor):
+                raise ValuationError(
+                    f"stage {type(stage).__name__}: arrive returns {type(squared_norm).__name__}; "
+                    "allowed: the update's squared norm, a number"
+                )
         return squared_norm
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:

@@ -141,6 +141,26 @@ def test_a_valuation_that_lacks_something_is_told_what(kind):
     assert ScoredStrategy(whole, **BASE).validation is None
 
 
+class WithoutNames:
+    """A valuation without data, which does not say what the model's parameters are."""
+
+    validation = None
+
+    def prepare(self, params, buffers):
+        raise NotImplementedError
+
+    def score(self, updates):
+        raise NotImplementedError
+
+
+def test_a_valuation_that_does_not_name_the_parameters_is_told_so():
+    words = "^WithoutNames has no parameter_names; allowed: parameter_names, a list, and tied_names"
+    with pytest.raises(ConfigError, match=words):
+        ScoredStrategy(WithoutNames(), **BASE)
+    setup = Setup(device="cpu", trainable_keys=["weight"], tied_keys={})
+    assert ScoredStrategy(WithoutNames(), setup=setup).validation is None
+
+
 def test_a_bound_or_an_attribution_of_another_kind_is_named():
     """Each round would fail, or the first one that is attributed."""
     with pytest.raises(ConfigError, match=r"^validation = 5; allowed: a Validation"):

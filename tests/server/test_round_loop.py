@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 
 from fedif_flower import FedAvg, FedIF, RobustRule, Validation
 from fedif_flower.aggregators import CentredClipping, FedAdp
-from fedif_flower.errors import ValuationError
+from fedif_flower.errors import TrainingFailedError, ValuationError
 from fedif_flower.local_methods import Guide, LocalMethod
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation
@@ -90,6 +91,41 @@ def test_an_evaluation_that_returns_no_metrics_after_a_round_ends_nothing(caplog
 
     assert value(start(evaluate_fn=evaluate).arrays) == 3.0
     assert caplog.text.count("the evaluation failed") == 3
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ((0.5, {"accuracy": 0.9}), r"returned tuple; allowed: MetricRecord\("),  # The older API's.
+        (0.5, r"returned float; allowed: MetricRecord\("),
+        ({"loss": torch.tensor(0.5)}, "returned no metrics: .*Tensor"),
+    ],
+)
+def test_whose_metrics_are_none_is_named_before_the_first_round(returned, words):
+    class Looks(Callback):
+        def on_model(self, server_round, model):
+            return returned
+
+    with pytest.raises(ValuationError, match="^evaluate_fn " + words):
+        start(evaluate_fn=lambda server_round, arrays: returned)
+    with pytest.raises(ValuationError, match=r"^Looks\.on_model " + words):
+        start(Looks())
+
+
+class Mistaken(FedAvg):
+    def weigh(self, updates):
+        return {}["a"]
+
+
+def test_an_error_of_an_app_s_own_is_told_with_its_line_and_ends_the_run_as_its_cause():
+    strategy = Mistaken(**BASE)
+    line = Mistaken.weigh.__code__.co_firstlineno + 1
+    reason = f"KeyError('a') at test_round_loop.py:{line} in Mistaken.weigh"
+    with pytest.raises(TrainingFailedError, match=re.escape(f"first reason: {reason}")) as raised:
+        strategy.start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=3)
+    assert [report.reason for report in strategy.history.rounds] == [reason] * 3
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert strategy.history.rounds[0].error is None  # It would keep the round's updates.
 
 
 class Silent(LocalGrid):

@@ -123,6 +123,15 @@ def test_a_longer_update_is_shortened_in_place_as_it_arrives():
     assert Stages([MaxLength(5.0)]).arrive(update, 1.0) == 1.0
 
 
+def test_a_stage_that_forgets_the_squared_norm_is_named():
+    class Forgets(Stage):
+        def arrive(self, update, squared_norm):
+            update.mul_(0.5)
+
+    with pytest.raises(ValuationError, match="stage Forgets: arrive returns NoneType; allowed"):
+        Stages([Forgets()]).arrive(torch.ones(2), 2.0)
+
+
 # -- clipping
 
 

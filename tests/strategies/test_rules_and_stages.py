@@ -261,6 +261,9 @@ def listed(updates):
     return Aggregation(torch.ones(5) / 5, scores=[1.0, 2.0, 3.0, 4.0, 5.0])
 
 
+NOT_FINITE = torch.tensor([1.0, 0.0, 0.0, 0.0, torch.nan])
+
+
 def in_numpy(updates):
     return Aggregation(np.full(5, 0.2))
 
@@ -286,6 +289,10 @@ class Unwrapped(InfluenceValuation):
         (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
         (RobustRule(gives(uneven, weights=True), **BASE), "scores of shape [3] for 5 clients"),
         (RobustRule(gives(listed, weights=True), **BASE), "scores are a list; allowed: a tensor"),
+        (
+            RobustRule(gives(lambda _: Aggregation(NOT_FINITE), weights=True), **BASE),
+            "RobustRule.weigh returned weights that are not finite; allowed: a number",
+        ),
         (RobustRule(gives(in_numpy, weights=True), **BASE), "NumPy array float64 [5]; allowed"),
         (ScoredStrategy(Unwrapped(bowl()), **BASE), "Unwrapped.score returns Tensor; allo"),
     ],
