@@ -34,10 +34,11 @@ from fedif_consortium.statement.held_out import (
 )
 from fedif_consortium.statement.luck import (
     EXAMPLES,
+    Between,
     groups,
     told_apart,
 )
-from fedif_consortium.statement.member_account import MemberAccount, judged
+from fedif_consortium.statement.member_account import MemberAccount, with_verdict
 from fedif_consortium.statement.member_facts import labels, member_facts
 from fedif_consortium.statement.noise_interval import AtNoiseEnd, at_noise_ends, union
 from fedif_consortium.statement.records import RunRecords
@@ -73,22 +74,62 @@ DECISIVE = 0.5  # Of what all rounds together moved.
 class Account:
     """A run's gain, in nats of validation loss, and its members', the highest first.
 
-    ``first_round`` is the first of the ``rounds`` that count, but for those ``left_out`` (see
-    :func:`left_out_rounds`). ``loss_before`` is the first finite loss, ``loss_after`` the one that
-    the run ended with; ``None``: there is no finite one. ``decrease`` is by how much the loss fell
-    between these ends, ``None`` without them; it is the sum of what is ``attributed``, the
-    ``remainder``, and ``left_out_decrease``, by which the rounds left out lowered the loss on
-    balance. ``decisive_round`` is the one that brought ``decisive``, more than all others together
-    moved the loss. ``unpaid`` says why nobody has a share; it
-    is empty where shares hold. ``nobody_share`` and ``nobody_cents`` lie beyond the bounds: nobody
-    is paid them.
-    ``completeness`` is that of the whole run, whichever rounds count. ``about`` names what the
-    intervals are about; empty: there are none. ``is_drawn`` says whether some members were drawn
-    in other rounds than others, ``never_drawn`` who was in none. ``groups`` are the client ids of
-    those who are not told apart, see :mod:`~fedif_consortium.statement.luck`. ``held_out`` says
-    whether the held-out set is one to pay by, ``mix`` up to which other mix of its classes shares
-    have intervals, if they have. ``names`` are what the operator calls members, by
-    client id.
+    Attributes
+    ----------
+    rounds : int
+        How many there are from ``first_round`` on, those ``left_out`` included.
+    loss_before : float, optional
+        The first finite loss; ``None``: there is none.
+    loss_after : float, optional
+        The one that the run ended with; ``None``: it is not finite.
+    decrease : float, optional
+        By how much the loss fell between these ends; ``None`` without them. It is the sum of
+        ``attributed``, ``remainder`` and ``left_out_decrease``.
+    attributed : float
+        What the members' contributions add up to.
+    remainder : float
+        What is nobody's.
+    left_out_decrease : float
+        By how much the rounds left out lowered the loss on balance.
+    budget_cents : int, optional
+        What is shared out; ``None``: nothing is.
+    first_round : int
+        The first round that counts.
+    left_out : tuple of int
+        Which of these rounds count for nobody (see :func:`left_out_rounds`).
+    decisive_round : int, optional
+        The one that gained more than all others together moved the loss, where there is one.
+    decisive : float
+        What it gained; 0 where there is none.
+    nobody_share : float
+        The share that lies beyond the bounds: nobody is paid it.
+    nobody_cents : int, optional
+        Its part of the budget.
+    unpaid : str
+        Why nobody has a share; empty where shares hold.
+    completeness : Completeness
+        That of the whole run, whichever rounds count.
+    about : str
+        What the intervals are about; empty: there are none.
+    pay_by : {"sum", "draw"}
+        What shares are of: sums over rounds, or means per draw.
+    ties : {"apart", "alike"}
+        Whether members that are not told apart are paid alike.
+    is_drawn : bool
+        Whether some members were drawn in other rounds than others.
+    never_drawn : tuple of str
+        Who was drawn in no round.
+    groups : tuple of tuple of int
+        The client ids of those who are not told apart (see
+        :mod:`~fedif_consortium.statement.luck`).
+    held_out : HeldOutAccount
+        Whether the held-out set is one to pay by.
+    mix : ClassMix, optional
+        Up to which other mix of its classes shares have intervals, if they have.
+    names : mapping of int to str
+        What the operator calls members, by client id.
+    members : tuple of MemberAccount
+        The highest contribution first.
     """
 
     rounds: int
@@ -245,7 +286,7 @@ def settle(
         nobody_share=float(shares.nobody),
         nobody_cents=shares.cents[-1],
         unpaid=counted.unpaid,
-        completeness=records.judged(),
+        completeness=records.completeness(),
         about=" and ".join(luck.about for luck in counted.lucks.of_sums),
         pay_by=pay_by,
         ties=ties,
@@ -285,18 +326,26 @@ def _gain(counted: _Counted) -> _Gain:
     used = counted.used
     # Between the ends of the run, whichever rounds count.
     fall = fall_of(since.rounds)
+    decrease: float | None = None
+    if math.isfinite(fall):
+        decrease = fall
     left_out_decrease = 0.0
     if counted.left_out:  # So there is a fall: without one, no round is left out.
         left_out_decrease = fall - used.decrease
     attributed = [row.attributed for row in used.rounds]
-    decisive = decisive_row(attributed)
+    decisive_round: int | None = None
+    decisive = 0.0
+    row = decisive_row(attributed)
+    if row is not None:
+        decisive_round = used.rounds[row].round
+        decisive = attributed[row]
     return _Gain(
-        decrease=fall if math.isfinite(fall) else None,
+        decrease=decrease,
         attributed=math.fsum(attributed),
         remainder=used.remainder,
         left_out_decrease=left_out_decrease,
-        decisive_round=None if decisive is None else used.rounds[decisive].round,
-        decisive=0.0 if decisive is None else attributed[decisive],
+        decisive_round=decisive_round,
+        decisive=decisive,
     )
 
 
@@ -355,35 +404,44 @@ def _member_accounts(
     """Return what is said of each member, with its verdict, in the members' order."""
     draws = counted.draws
     totals = counted.totals
-    facts = list(member_facts(counted.used, counted.used.judged().members))
+    all_facts = member_facts(counted.used, counted.used.completeness().members)
     intervals = intervals_of(totals, draws, shares.earned, counted.lucks)
     other_rounds = _other_rounds(counted.used)
     left_out_harm = _left_out_harm(counted.since, counted.left_out)
-    worth = np.array(totals.worth, dtype=float)
+    places = _places(totals.worth)
     members = []
-    for i, facts_of_member in enumerate(facts):
-        was_drawn = draws.counts[i] > 0
-        per_draw = float(totals.contributed[i] / draws.divisors[i])
+    for index, facts in enumerate(all_facts):
+        per_draw: float | None = None
+        draw_intervals: tuple[Between, ...] = ()
+        if draws.counts[index] > 0:
+            per_draw = totals.contributed[index] / draws.counts[index]
+            draw_intervals = intervals.of_means[index]
         member = MemberAccount(
-            **facts_of_member,
-            contribution=totals.contributed[i],
-            credited=totals.credited[i],
-            left_out_harm=left_out_harm[i],
-            other_rounds=other_rounds[i],
-            per_draw=per_draw if was_drawn else None,
-            place=1 + int((worth > worth[i]).sum()),
-            alike=_others_in_group(i, shares.groups),
-            own_share=float(shares.earned[i]),
-            share=float(shares.paid[i]),
-            cents=shares.cents[i],
-            intervals=intervals.of_sums[i],
-            draw_intervals=intervals.of_means[i] if was_drawn else (),
-            share_intervals=tuple(union(intervals.of_shares[i], i, noise_ends)),
-            noise_shares=tuple(end.shares[i] for end in noise_ends),
-            mix_interval=intervals_of_mix[i],
+            **vars(facts),
+            contribution=totals.contributed[index],
+            credited=totals.credited[index],
+            left_out_harm=left_out_harm[index],
+            other_rounds=other_rounds[index],
+            per_draw=per_draw,
+            place=places[index],
+            alike=_others_in_group(index, shares.groups),
+            own_share=float(shares.earned[index]),
+            share=float(shares.paid[index]),
+            cents=shares.cents[index],
+            intervals=intervals.of_sums[index],
+            draw_intervals=draw_intervals,
+            share_intervals=tuple(union(intervals.of_shares[index], index, noise_ends)),
+            noise_shares=tuple(end.shares[index] for end in noise_ends),
+            mix_interval=intervals_of_mix[index],
         )
-        members.append(judged(member))
+        members.append(with_verdict(member))
     return members
+
+
+def _places(worth: Sequence[Fraction]) -> list[int]:
+    """Return the place of each by what its share is of, from 1; equal ones have the same."""
+    values = np.array(worth, dtype=float)
+    return [1 + int((values > value).sum()) for value in values]
 
 
 def _others_in_group(member: int, groups: Sequence[Sequence[int]]) -> int:

@@ -159,11 +159,22 @@ class MemberAccount:
         return self.taken_part + self.refused
 
 
-@dataclass(frozen=True)
-class Rule:
-    """``words`` say when it applies; ``advice`` is for the member and the operator alike.
+@dataclass(frozen=True, kw_only=True)
+class VerdictRule:
+    """One line of the table by which members are judged.
 
-    ``reason`` says with a member's figures that the rule applies to it; empty: the words do.
+    Attributes
+    ----------
+    level : {"accept", "review", "quarantine"}
+        The verdict where it applies.
+    words : str
+        When it applies.
+    applies : Callable
+        Tells whether it does.
+    advice : str
+        What to look at, for the member and the operator alike.
+    reason : str
+        Says with a member's figures that the rule applies to it; empty: the words do.
     """
 
     level: Level
@@ -173,104 +184,179 @@ class Rule:
     reason: str = ""
 
 
+def _most_replies_were_refused(member: MemberAccount) -> bool:
+    return member.refused > member.replies / 2
+
+
+def _no_reply_counted(member: MemberAccount) -> bool:
+    return member.taken_part == 0
+
+
+def _surely_raised_the_loss(member: MemberAccount) -> bool:
+    if member.interval is None:
+        return False
+    _, high = member.interval
+    return high < 0
+
+
+def _did_great_harm_in_rounds_left_out(member: MemberAccount) -> bool:
+    return member.left_out_harm > 1
+
+
+def _changed_nothing(member: MemberAccount) -> bool:
+    return member.contribution == 0
+
+
+def _raised_the_loss(member: MemberAccount) -> bool:
+    return member.contribution < 0
+
+
+def _has_the_part_of_another(member: MemberAccount) -> bool:
+    return member.has_same_part
+
+
+def _cancels_with_another(member: MemberAccount) -> bool:
+    return member.opposed_rounds >= 3
+
+
+def _is_credited_much_less(member: MemberAccount) -> bool:
+    return member.contribution - member.credited > member.contribution / 4
+
+
+def _has_too_few_rounds(member: MemberAccount) -> bool:
+    return member.taken_part < 3 or member.interval is None
+
+
+def _contributed_little(member: MemberAccount) -> bool:
+    return member.contribution < member.equal_part / 4
+
+
+def _a_reply_was_refused(member: MemberAccount) -> bool:
+    return member.refused > 0
+
+
+def _is_weighed_by_length(member: MemberAccount) -> bool:
+    return member.is_weighed_by_length
+
+
+def _always(_: MemberAccount) -> bool:
+    return True
+
+
 _REFUSED = "Read why replies were refused, and mend what sent them"
+_REPLIES_REFUSED = "{0.refused} of its {0.replies} replies were refused"
 _HARM = (
     "Look at its data before its next run: wrong labels, another scale of the inputs, or examples "
     "of a kind that those that all are judged by do not hold"
 )
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "quarantine",
-        "more than half of the replies that came were refused",
-        lambda f: f.refused > f.replies / 2,
-        _REFUSED,
-        "{0.refused} of its {0.replies} replies were refused",
+# In this order: the first that applies gives the verdict.
+RULES: tuple[VerdictRule, ...] = (
+    VerdictRule(
+        level="quarantine",
+        words="more than half of the replies that came were refused",
+        applies=_most_replies_were_refused,
+        advice=_REFUSED,
+        reason=_REPLIES_REFUSED,
     ),
-    Rule(
-        "review",
-        "no reply was accepted",
-        lambda f: f.taken_part == 0,
-        "See whether it was online, and in its log why it sent nothing",
+    VerdictRule(
+        level="review",
+        words="no reply was accepted",
+        applies=_no_reply_counted,
+        advice="See whether it was online, and in its log why it sent nothing",
     ),
-    Rule(
-        "quarantine",
-        "the updates raised the loss, and the whole interval is negative",
-        lambda f: f.interval is not None and f.interval[1] < 0,
-        _HARM,
+    VerdictRule(
+        level="quarantine",
+        words="the updates raised the loss, and the whole interval is negative",
+        applies=_surely_raised_the_loss,
+        advice=_HARM,
     ),
-    Rule(
-        "quarantine",
-        "in rounds that are left out, its updates raised the loss by more than the run lowered it",
-        lambda f: f.left_out_harm > 1,
-        _HARM,
-        "in rounds that are left out, its updates raised the loss by {0.left_out_harm:.1f} times "
-        "what the whole run lowered it by",
+    VerdictRule(
+        level="quarantine",
+        words="in rounds that are left out, its updates raised the loss by more than the run "
+        "lowered it",
+        applies=_did_great_harm_in_rounds_left_out,
+        advice=_HARM,
+        reason="in rounds that are left out, its updates raised the loss by "
+        "{0.left_out_harm:.1f} times what the whole run lowered it by",
     ),
-    Rule(
-        "review",
-        "the contribution is exactly 0: no change was sent, or it was given no weight",
-        lambda f: f.contribution == 0,
-        "See whether it trains at all: that its data are where it looks for them, and that its "
-        "learning rate and number of epochs are not 0",
+    VerdictRule(
+        level="review",
+        words="the contribution is exactly 0: no change was sent, or it was given no weight",
+        applies=_changed_nothing,
+        advice="See whether it trains at all: that its data are where it looks for them, and that "
+        "its learning rate and number of epochs are not 0",
     ),
-    Rule("review", "the updates raised the loss", lambda f: f.contribution < 0, _HARM),
-    Rule(
-        "review",
-        "over all rounds, five at least, its updates have the same own part as another member's",
-        lambda f: f.has_same_part,
-        "Ask those of whom this is said whose data they train on: of the same data under two names "
-        "one is paid for nothing new",
+    VerdictRule(
+        level="review",
+        words="the updates raised the loss",
+        applies=_raised_the_loss,
+        advice=_HARM,
     ),
-    Rule(
-        "review",
-        "in three rounds at least, its update and another member's cancel each other",
-        lambda f: f.opposed_rounds >= 3,
-        "Two members that cancel each other leave the model as it is, and one of them is credited: "
-        "ask both what they trained on",
-        "in {0.opposed_rounds} rounds its update and another member's cancelled each other",
+    VerdictRule(
+        level="review",
+        words="over all rounds, five at least, its updates have the same own part as another "
+        "member's",
+        applies=_has_the_part_of_another,
+        advice="Ask those of whom this is said whose data they train on: of the same data under "
+        "two names one is paid for nothing new",
     ),
-    Rule(
-        "review",
-        "more than a quarter of the contribution lies beyond what is credited",
-        lambda f: f.contribution - f.credited > f.contribution / 4,
-        "See whether its learning rate, epochs and number of examples are what was agreed on",
-        "more than a quarter of its contribution is not credited: its updates are {0.length:.1f} "
-        "times as long as is usual, its weight is {0.weight:.1f} times that of the median member, "
-        "and they hold {0.borrowed:.1f} times as much of the last steps",
+    VerdictRule(
+        level="review",
+        words="in three rounds at least, its update and another member's cancel each other",
+        applies=_cancels_with_another,
+        advice="Two members that cancel each other leave the model as it is, and one of them is "
+        "credited: ask both what they trained on",
+        reason="in {0.opposed_rounds} rounds its update and another member's cancelled each other",
     ),
-    Rule(
-        "review",
-        "it took part in fewer than three rounds, or the run has fewer than five",
-        lambda f: f.taken_part < 3 or f.interval is None,
-        "Judge it by a longer run, or by what is known of its data",
-        "too few rounds to judge by: {0.taken_part}",
+    VerdictRule(
+        level="review",
+        words="more than a quarter of the contribution lies beyond what is credited",
+        applies=_is_credited_much_less,
+        advice="See whether its learning rate, epochs and number of examples are what was agreed "
+        "on",
+        reason="more than a quarter of its contribution is not credited: its updates are "
+        "{0.length:.1f} times as long as is usual, its weight is {0.weight:.1f} times that of the "
+        "median member, and they hold {0.borrowed:.1f} times as much of the last steps",
     ),
-    Rule(
-        "review",
-        "the contribution is less than a quarter of an equal part of what its rounds gained",
-        lambda f: f.contribution < f.equal_part / 4,
-        "See whether its data are like those that all are judged by, and its labels right",
+    VerdictRule(
+        level="review",
+        words="it took part in fewer than three rounds, or the run has fewer than five",
+        applies=_has_too_few_rounds,
+        advice="Judge it by a longer run, or by what is known of its data",
+        reason="too few rounds to judge by: {0.taken_part}",
     ),
-    Rule(
-        "review",
-        "a reply was refused",
-        lambda f: f.refused > 0,
-        _REFUSED,
-        "{0.refused} of its {0.replies} replies were refused",
+    VerdictRule(
+        level="review",
+        words="the contribution is less than a quarter of an equal part of what its rounds gained",
+        applies=_contributed_little,
+        advice="See whether its data are like those that all are judged by, and its labels right",
     ),
-    Rule(
-        "review",
-        "weights followed the length of updates, so that who sends longer ones is credited more",
-        lambda f: f.is_weighed_by_length,
-        "See whether its learning rate and epochs are what was agreed on. A run that pays is to "
-        f"have {RELATIVE} = true",
+    VerdictRule(
+        level="review",
+        words="a reply was refused",
+        applies=_a_reply_was_refused,
+        advice=_REFUSED,
+        reason=_REPLIES_REFUSED,
     ),
-    Rule("accept", "it contributed, and none of its replies was refused", lambda _: True),
+    VerdictRule(
+        level="review",
+        words="weights followed the length of updates, so that who sends longer ones is credited "
+        "more",
+        applies=_is_weighed_by_length,
+        advice="See whether its learning rate and epochs are what was agreed on. A run that pays "
+        f"is to have {RELATIVE} = true",
+    ),
+    VerdictRule(
+        level="accept",
+        words="it contributed, and none of its replies was refused",
+        applies=_always,
+    ),
 )
 
 
-def judged(member: MemberAccount) -> MemberAccount:
+def with_verdict(member: MemberAccount) -> MemberAccount:
     """Return the member with the verdict of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(member))
-    reason = (rule.reason or rule.words).format(member)
+    words = rule.reason or rule.words
+    reason = words.format(member)
     return replace(member, verdict=Verdict(rule.level, reason, rule.advice))

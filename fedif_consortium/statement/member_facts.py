@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from fedif_consortium.statement.own_parts import alike
 from fedif_consortium.statement.records import Part, Reply, RunRecords, by_member
 from fedif_consortium.statement.settings import weighs_by_length
-from fedif_flower.messages.client_node import all_different, called
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, all_different, called
 from fedif_flower.run.completeness import MemberTurns
 
 OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.
+_NEVER_ASKED = MemberTurns(
+    client_id=-1,
+    partition_id=UNKNOWN_PARTITION,
+    name="",
+    count=Counter(),
+    participation=None,
+    revoked_in=None,
+    seen="",
+    rounds="",
+)
 
 
-def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[dict[str, Any]]:
-    """Yield what is known of each member, by the names that ``MemberAccount`` has for it.
+@dataclass(frozen=True, kw_only=True)
+class MemberFacts:
+    """What is known of a member by itself, under the names that ``MemberAccount`` has for it."""
+
+    client_id: int
+    partition_id: int
+    name: str
+    page: str
+    asked: int
+    taken_part: int
+    refused: int
+    away: int
+    late: int
+    signed: int
+    revoked_in: int | None
+    examples: float | None
+    weight_score: float | None
+    refusals: tuple[tuple[str, int], ...]
+    by_class: tuple[float, ...]
+    equal_part: float
+    length: float
+    weight: float
+    borrowed: float
+    opposed_rounds: int
+    has_same_part: bool
+    is_weighed_by_length: bool
+
+
+def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[MemberFacts]:
+    """Yield what is known of each member, in the members' order.
 
     Parameters
     ----------
@@ -31,20 +69,36 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
     is_by_length = weighs_by_length(records.config)
     equal_parts = _equal_parts(records)
     replies_of = by_member(records.replies)
-    turns_of = {turn.client_id: turn for turn in turns}
+    turns_of = {of_member.client_id: of_member for of_member in turns}
     for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
-        yield {
-            "client_id": client_id,
-            "partition_id": partition_id,
-            "name": names[client_id],
-            "page": f"members/{number:03}.html",
-            **_turn_facts(turns_of.get(client_id)),
-            **_reply_facts(replies_of[client_id], records.signed),
-            **_part_facts(records.parts_of[client_id], equal_parts),
-            **_update_facts(_parts_of_updates(records, client_id, replies_of[client_id])),
-            "has_same_part": client_id in copies,
-            "is_weighed_by_length": is_by_length,
-        }
+        turns_of_member = turns_of.get(client_id, _NEVER_ASKED)
+        replies = replies_of[client_id]
+        parts = records.parts_of[client_id]
+        updates = _parts_of_updates(records, client_id, replies)
+        yield MemberFacts(
+            client_id=client_id,
+            partition_id=partition_id,
+            name=names[client_id],
+            page=f"members/{number:03}.html",
+            asked=turns_of_member.count["asked"],
+            taken_part=turns_of_member.usable,
+            refused=turns_of_member.count["refused"],
+            away=turns_of_member.count["missing"],
+            late=turns_of_member.count["late"],
+            signed=_count_signed(replies, records.signed),
+            revoked_in=turns_of_member.revoked_in,
+            examples=max(_known([reply.num_examples for reply in replies]), default=None),
+            weight_score=_last(_known([reply.weight_score for reply in replies])),
+            refusals=tuple(_refusals(replies).most_common()),
+            by_class=_by_class(parts),
+            equal_part=math.fsum(equal_parts[part.round] for part in parts),
+            length=_mean([part.length for part in updates]),
+            weight=_mean([part.weight for part in updates]),
+            borrowed=_mean([part.borrowed for part in updates]),
+            opposed_rounds=len([part for part in updates if part.opposed > OPPOSED]),
+            has_same_part=client_id in copies,
+            is_weighed_by_length=is_by_length,
+        )
 
 
 def labels(records: RunRecords) -> dict[int, str]:
@@ -62,33 +116,25 @@ def _equal_parts(records: RunRecords) -> dict[int, float]:
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 
 
-def _turn_facts(turn: MemberTurns | None) -> dict[str, int | None]:
-    """Return what became of the requests to a member, which may never have had a turn."""
-    if turn is None:
-        none = dict.fromkeys(("asked", "taken_part", "refused", "away", "late"), 0)
-        return {**none, "revoked_in": None}
-    return {
-        "asked": turn.count["asked"],
-        "taken_part": turn.usable,
-        "refused": turn.count["refused"],
-        "away": turn.count["missing"],
-        "late": turn.count["late"],
-        "revoked_in": turn.revoked_in,
-    }
-
-
-def _reply_facts(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> dict[str, Any]:
-    """Return what a member's replies say of it; ``signed``: round and client id of signed ones."""
+def _count_signed(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> int:
+    """Return how many accepted replies are signed; ``signed``: round and client id of those."""
     accepted = [reply for reply in replies if reply.status == "accepted"]
-    signed_replies = [reply for reply in accepted if (reply.round, reply.client_id) in signed]
-    examples = [reply.num_examples for reply in replies if reply.num_examples is not None]
-    scores = [reply.weight_score for reply in replies if reply.weight_score is not None]
-    return {
-        "signed": len(signed_replies),
-        "examples": max(examples, default=None),
-        "weight_score": scores[-1] if scores else None,
-        "refusals": tuple(_refusals(replies).most_common()),
-    }
+    return len([reply for reply in accepted if (reply.round, reply.client_id) in signed])
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _last(values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return values[-1]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of values; 0 where there are none."""
+    return math.fsum(values) / max(len(values), 1)
 
 
 def _refusals(replies: Sequence[Reply]) -> Counter[str]:
@@ -105,13 +151,10 @@ def _refusals(replies: Sequence[Reply]) -> Counter[str]:
     return refusals
 
 
-def _part_facts(parts: Sequence[Part], equal_parts: Mapping[int, float]) -> dict[str, Any]:
-    """Return what a member's parts of rounds are like, over all of its rounds."""
-    by_class = zip(*(part.by_class for part in parts), strict=True)
-    return {
-        "by_class": tuple(map(math.fsum, by_class)),
-        "equal_part": math.fsum(equal_parts[part.round] for part in parts),
-    }
+def _by_class(parts: Sequence[Part]) -> tuple[float, ...]:
+    """Return the sum over rounds for each class; nothing where contributions are not by class."""
+    rounds = [part.by_class for part in parts]
+    return tuple(math.fsum(values_of_class) for values_of_class in zip(*rounds, strict=True))
 
 
 def _parts_of_updates(records: RunRecords, client_id: int, replies: Sequence[Reply]) -> list[Part]:
@@ -122,12 +165,3 @@ def _parts_of_updates(records: RunRecords, client_id: int, replies: Sequence[Rep
     rounds = {reply.round for reply in replies if reply.status == "accepted"}
     rounds -= records.taken_back.keys()
     return [part for part in records.parts_of[client_id] if part.round in rounds]
-
-
-def _update_facts(parts: Sequence[Part]) -> dict[str, Any]:
-    """Return how a member's updates compare with what is usual, by its parts with an update."""
-    opposed = [part.round for part in parts if part.opposed > OPPOSED]
-    facts: dict[str, Any] = {"opposed_rounds": len(opposed)}
-    for name in ("length", "weight", "borrowed"):
-        facts[name] = math.fsum(getattr(part, name) for part in parts) / max(len(parts), 1)
-    return facts

@@ -35,6 +35,8 @@ from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
 USUAL = ("length", "weight", "borrowed", "opposed")
+# Of all members of a round: client id, contribution, credit.
+StepFigures = frozenset[tuple[int, float, float]]
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "Part", "Reply")
 
@@ -175,7 +177,7 @@ class RunRecords:
             known |= set(range(self.config.get("num-clients", 0)))
         return known
 
-    def judged(self) -> Completeness:
+    def completeness(self) -> Completeness:
         """Return whether what was asked for in these rounds came."""
         replies = map(vars, self.replies)
         attendance = _lines(self.folder.attendance)
@@ -194,9 +196,11 @@ class RunRecords:
     @property
     def block_weights(self) -> list[float]:
         """Each block's part of the held-out examples; empty: contributions are not split."""
-        if not all(part.by_block for part in self.parts):
+        is_split = all(part.by_block for part in self.parts)
+        weights: list[float] | None = self.provenance.get(BLOCKS_KEY)
+        if not is_split or not weights:
             return []
-        return self.provenance.get(BLOCKS_KEY) or []
+        return weights
 
     @property
     def own_parts(self) -> dict[int, OwnPart]:
@@ -230,17 +234,20 @@ class RunRecords:
         parts_of = defaultdict[int, list[Part]](list)
         for part in self.parts:
             parts_of[part.round].append(part)
-        steps: dict[frozenset[tuple[int, float, float]], int] = {}  # The last of each kind.
+        last_round_with: dict[StepFigures, int] = {}
         taken_back = {}
         for number, parts in sorted(parts_of.items()):
             if not any(part.contribution for part in parts):
                 continue
-            step = frozenset((part.client_id, part.contribution, part.credited) for part in parts)
-            undone = frozenset((client_id, -gave, -credited) for client_id, gave, credited in step)
-            if undone in steps:
-                taken_back[number] = steps.pop(undone)
+            figures = frozenset(
+                (part.client_id, part.contribution, part.credited) for part in parts
+            )
+            # A round that undoes a step has the step's figures with the other sign.
+            figures_of_undone = _negated(figures)
+            if figures_of_undone in last_round_with:
+                taken_back[number] = last_round_with.pop(figures_of_undone)
             else:
-                steps[step] = number
+                last_round_with[figures] = number
         return taken_back
 
     @cached_property
@@ -279,6 +286,11 @@ class RunRecords:
         )
 
 
+def _negated(figures: StepFigures) -> StepFigures:
+    """Return a step's figures with the other sign."""
+    return frozenset((client_id, -gave, -credited) for client_id, gave, credited in figures)
+
+
 def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecords:
     """Read and check a run's records.
 
@@ -311,6 +323,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     members = _members(parts, replies)
     if not members:
         raise ConfigError(f"{folder.clients.path}: nobody was asked in this run")
+    if names is None:
+        names = read_names(folder.names.path)
     return RunRecords(
         folder=folder,
         config=folder.settings(),
@@ -319,7 +333,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         parts=parts,
         replies=replies,
         members=members,
-        names=read_names(folder.names.path) if names is None else names,
+        names=names,
         lines=_lines(folder.rounds),
     )
 

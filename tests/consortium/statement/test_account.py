@@ -16,7 +16,7 @@ from fedif_consortium.statement.account import decisive_row, settle
 from fedif_consortium.statement.bundle import account_json, make_statement
 from fedif_consortium.statement.consistency import require_consistent
 from fedif_consortium.statement.luck import Between, Luck, groups, told_apart
-from fedif_consortium.statement.member_account import RULES, MemberAccount, judged
+from fedif_consortium.statement.member_account import RULES, MemberAccount, with_verdict
 from fedif_consortium.statement.records import read_run
 from fedif_consortium.statement.shares import gain_shares, share_out
 from fedif_flower.errors import ConfigError, StatementError
@@ -560,7 +560,7 @@ CASES = [
 
 @pytest.mark.parametrize(("member", "level", "reason"), CASES)
 def test_each_rule(member, level, reason):
-    verdict = judged(member).verdict
+    verdict = with_verdict(member).verdict
     assert verdict.level == level
     assert reason in verdict.reason
 
