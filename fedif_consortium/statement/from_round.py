@@ -40,10 +40,16 @@ def _require_whole_steps(records: RunRecords, first_round: int) -> None:
         between.update(range(earlier + 1, later + 1))
     if first_round not in between:
         return
-    allowed = [number for number in range(1, len(records.rounds) + 1) if number not in between]
-    before = max(number for number in allowed if number < first_round)
-    after = [number for number in allowed if number > first_round][:1]
+    before = first_round - 1  # Round 1 lies behind no step, so this ends.
+    while before in between:
+        before -= 1
+    allowed = str(before)
+    after = first_round + 1
+    while after in between:
+        after += 1
+    if after <= len(records.rounds):
+        allowed = f"{before} or {after}"
     raise ConfigError(
         f"from-round = {first_round}: a step before it was taken back in this round or later, "
-        f"and both count, or neither; allowed: {' or '.join(map(str, [before, *after]))}"
+        f"and both count, or neither; allowed: {allowed}"
     )

@@ -28,9 +28,10 @@ the class's own: so no class that is off by one of these swaps them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from typing import Literal
 
 import numpy as np
@@ -112,6 +113,12 @@ class NearestSwap:
     times: float | None
 
 
+def _distance_of(swap: NearestSwap) -> float:
+    if swap.distance is None:
+        return math.inf
+    return swap.distance
+
+
 @dataclass(frozen=True)
 class HeldOutAccount:
     """What a statement says of the held-out set.
@@ -167,7 +174,7 @@ class HeldOutAccount:
     def nearest_swaps(self) -> list[NearestSwap]:
         """The swaps that some mix brings about, the nearest first."""
         possible = [swap for swap in self.swaps if swap.distance is not None]
-        return sorted(possible, key=lambda swap: swap.distance or 0.0)
+        return sorted(possible, key=_distance_of)
 
 
 @dataclass(frozen=True)
@@ -210,7 +217,7 @@ class Standing:
                 return luck
         return None
 
-    def paid(self) -> list[int]:
+    def paid_places(self) -> list[int]:
         """Return the places of those who are paid, the highest first."""
         places = np.flatnonzero(self.is_paid).tolist()
         return sorted(places, key=lambda place: (-self.worth[place], place))
@@ -306,20 +313,22 @@ def _against_paying(
     examined: Examined, contradicted: float | None, standing: Standing
 ) -> list[Doubt]:
     """Return why nobody is to be paid by the set; nothing: it may be paid by."""
-    everybody = standing.ids(standing.paid())
+    everybody = standing.ids(standing.paid_places())
     reasons: list[Doubt] = []
     is_uncorrected = examined.surely_uncorrected > MOST_UNCORRECTED
-    if is_uncorrected or (examined.noise or 0.0) > MOST_CORRECTED:
+    is_beyond_correction = examined.noise is not None and examined.noise > MOST_CORRECTED
+    if is_uncorrected or is_beyond_correction:
         reasons.append(Doubt("wrong-labels", everybody))
-    unexplained = (contradicted or 0.0) - examined.corrected_noise
-    if unexplained > MOST_CONTRADICTED:
-        reasons.append(Doubt("contradicted", everybody))
+    if contradicted is not None:
+        unexplained = contradicted - examined.corrected_noise
+        if unexplained > MOST_CONTRADICTED:
+            reasons.append(Doubt("contradicted", everybody))
     return reasons
 
 
 def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
     """Return what else could change the order, and of whom: of one member there is none."""
-    paid = standing.paid()
+    paid = standing.paid_places()
     luck = standing.luck_of_examples
     everybody = standing.ids(paid)
     named: dict[Reason, tuple[int, ...]] = {}
@@ -346,7 +355,7 @@ def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
     Groups would not do: the first of a group may be told apart from who is alike with its last.
     """
     apart = told_apart(standing.worth, [luck])
-    paid = standing.paid()
+    paid = standing.paid_places()
     alike = []
     for place in paid:
         others = [other for other in paid if other != place]
@@ -360,17 +369,17 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
     wrong = examined.possibly_uncorrected
     if not wrong or examined.examples is None:
         return []
-    paid = standing.paid()
+    paid = standing.paid_places()
     if wrong >= 1:
         return paid  # No label is sure to be right: the reach is infinite.
     reach = wrong / (1 - wrong) * examined.examples
     may_move: list[int] = []
-    for rank, i in enumerate(paid):
-        for j in paid[rank + 1 :]:
-            gap = standing.worth[i] - standing.worth[j]
-            squared_error = ((luck.credited[:, i] - luck.credited[:, j]) ** 2).sum()
-            if gap**2 <= reach * squared_error:
-                may_move += [i, j]
+    for ahead, behind in combinations(paid, 2):
+        gap = standing.worth[ahead] - standing.worth[behind]
+        errors = luck.credited[:, ahead] - luck.credited[:, behind]
+        squared_error = (errors**2).sum()
+        if gap**2 <= reach * squared_error:
+            may_move += [ahead, behind]
     return may_move
 
 
@@ -380,7 +389,7 @@ def _moved_by_noise(standing: Standing) -> list[int]:
     Where contributions at the ends are not known, these could be all who are paid.
     """
     if not standing.worth_at_noise_ends:
-        return standing.paid()
+        return standing.paid_places()
     gaps = _gaps(standing.worth)
     changes_place = np.zeros(len(gaps), dtype=bool)
     for worth in standing.worth_at_noise_ends:
@@ -403,18 +412,27 @@ def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:
         return []
     mix = np.array(records.provenance[CLASSES_KEY])
     swaps = []
-    for ahead, behind in pairwise(standing.paid()):
+    for first, second in pairwise(standing.paid_places()):
         # By rounding, sums over classes may say otherwise than sums over rounds of two equals.
-        if by_class[ahead].sum() < by_class[behind].sum():
-            ahead, behind = behind, ahead
-        swap = least_swap(by_class[ahead], by_class[behind], mix)
-        ids = (standing.client_ids[ahead], standing.client_ids[behind])
-        label = swap.most_moved
-        if swap.ratios is None or label is None:
-            swaps.append(NearestSwap(*ids, None, None, None))
+        if by_class[first].sum() < by_class[second].sum():
+            ahead = second
+            behind = first
         else:
-            times = float(swap.ratios[label])
-            swaps.append(NearestSwap(*ids, swap.distance, label, times))
+            ahead = first
+            behind = second
+        swap = NearestSwap(
+            ahead=standing.client_ids[ahead],
+            behind=standing.client_ids[behind],
+            distance=None,
+            label=None,
+            times=None,
+        )
+        least = least_swap(by_class[ahead], by_class[behind], mix)
+        label = least.most_moved
+        if least.ratios is not None and label is not None:
+            times = float(least.ratios[label])
+            swap = replace(swap, distance=least.distance, label=label, times=times)
+        swaps.append(swap)
     return swaps
 
 

@@ -101,7 +101,7 @@ def of_draws(values: Array, draws: Array) -> Luck:
     )
 
 
-def between(
+def luck_intervals(
     values: Array, kinds: Sequence[Luck], least: float = -math.inf, most: float = math.inf
 ) -> list[tuple[Between, ...]]:
     """Return each value's intervals: one for each kind of luck, and where there are two, for both.
@@ -174,7 +174,9 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
         kinds.append(_luck_of_examples(records, draws))
     if not is_drawn and is_split:
         return kinds
-    about = DRAW if is_drawn else ROUNDS
+    about = ROUNDS
+    if is_drawn:
+        about = DRAW
     if draws is None:
         kinds.append(_luck_of_rounds(about, records))
     else:

@@ -47,15 +47,24 @@ def left_out_rounds(
     losses = losses_of(merged)
     left_out: set[int] = set()  # Places in ``merged``.
     for place, group in enumerate(groups):
-        if _without_loss(group):
+        if _rounds_without_loss(group):
             left_out.update(event_of(place, losses))
     while len(left_out) < len(merged):
         counted = [place for place in range(len(merged)) if place not in left_out]
         if _adds_up([merged[place] for place in counted]):
-            return tuple(row.round for place in sorted(left_out) for row in groups[place])
-        worst = max(counted, key=lambda place: abs(merged[place].remainder))
+            return _rounds_of(groups, left_out)
+        remainders = [abs(merged[place].remainder) for place in counted]
+        worst = counted[remainders.index(max(remainders))]
         left_out.update(event_of(worst, losses))
     return ()
+
+
+def _rounds_of(groups: Sequence[Sequence[RoundLoss]], places: Iterable[int]) -> tuple[int, ...]:
+    """Return the rounds of the groups at some places, in order."""
+    rounds: list[int] = []
+    for place in sorted(places):
+        rounds += [row.round for row in groups[place]]
+    return tuple(rounds)
 
 
 def _groups_of(rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]) -> list[list[RoundLoss]]:
@@ -125,7 +134,14 @@ def _first_no_higher(losses: Sequence[float], most: float, place: int) -> int:
 def losses_of(rounds: Sequence[RoundLoss]) -> list[float]:
     """Return the loss before the first round and after each; infinite where it is not finite."""
     losses = [rounds[0].loss_before, *(row.loss_after for row in rounds)]
-    return [loss if math.isfinite(loss) else math.inf for loss in losses]
+    return list(map(_finite_or_infinity, losses))
+
+
+def _finite_or_infinity(loss: float) -> float:
+    """Return a loss that is finite; of NaN and minus infinity, infinity."""
+    if math.isfinite(loss):
+        return loss
+    return math.inf
 
 
 def fall_of(rounds: Sequence[RoundLoss]) -> float:
@@ -145,20 +161,20 @@ def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
 
     They do not where one has no finite loss: what it changed is in no fall.
     """
-    if _without_loss(rounds):
+    if _rounds_without_loss(rounds):
         return False
     decrease = math.fsum(row.decrease for row in rounds)
     remainder = math.fsum(row.remainder for row in rounds)
     return decrease > 0 and abs(remainder) <= MOST_REMAINDER * decrease
 
 
-def _without_loss(rounds: Sequence[RoundLoss]) -> list[int]:
+def _rounds_without_loss(rounds: Sequence[RoundLoss]) -> list[int]:
     """Return the rounds that begin or end without a finite loss."""
-    return [
-        row.round
-        for row in rounds
-        if not (math.isfinite(row.loss_before) and math.isfinite(row.loss_after))
-    ]
+    return [row.round for row in rounds if not _has_finite_losses(row)]
+
+
+def _has_finite_losses(row: RoundLoss) -> bool:
+    return math.isfinite(row.loss_before) and math.isfinite(row.loss_after)
 
 
 def reason_against_shares(
@@ -179,7 +195,7 @@ def reason_against_shares(
         return "the model that it ended with has no finite validation loss: there is nothing gained"
     if not fall > 0:
         return "the validation loss did not fall: there is no gain to share"
-    without_loss = _without_loss(rounds)
+    without_loss = _rounds_without_loss(rounds)
     if without_loss:
         return (
             f"round {without_loss[0]} has no finite validation loss, and without it and what "

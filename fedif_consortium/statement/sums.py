@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from fedif_consortium.statement.luck import ROUNDS, Between, Luck, between, kinds_of_luck
+from fedif_consortium.statement.luck import ROUNDS, Between, Luck, kinds_of_luck, luck_intervals
 from fedif_consortium.statement.records import RunRecords
 from fedif_consortium.statement.settings import PayBy
 from fedif_flower.attribution.intervals import share_deviations
@@ -80,7 +80,8 @@ def draws_of(records: RunRecords) -> Draws:
     drawn = {client_id for client_id, rounds in rounds_drawn.items() if rounds}
     never_drawn = sorted({*records.names, *records.members} - drawn - contributors)
     differ = len(set(rounds_drawn.values())) > 1
-    return Draws(counts, never_drawn, is_drawn=bool(never_drawn) or differ)
+    is_drawn = differ or len(never_drawn) > 0
+    return Draws(counts, never_drawn, is_drawn)
 
 
 def _rounds_drawn(records: RunRecords) -> dict[int, frozenset[int]]:
@@ -120,7 +121,9 @@ def lucks_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Lucks:
     """Return how else all this could have come out."""
     of_sums = kinds_of_luck(records, draws.is_drawn)
     of_means = kinds_of_luck(records, draws.is_drawn, np.array(draws.divisors, dtype=float))
-    of_paid = of_means if pay_by == "draw" else of_sums
+    of_paid = of_sums
+    if pay_by == "draw":
+        of_paid = of_means
     # Shares and ties are about the held-out set and the draw: other rounds are another run.
     of_worth = [luck for luck in of_paid if luck.about != ROUNDS]
     return Lucks(of_sums, of_means, of_worth)
@@ -139,7 +142,7 @@ def intervals_of(
             moved_shares = share_deviations(worth, gained, luck.credited, luck.contributed)
             of_shares.append(replace(luck, contributed=moved_shares))
     return Intervals(
-        of_sums=between(contributed, lucks.of_sums),
-        of_means=between(contributed / draws.divisors, lucks.of_means),
-        of_shares=between(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
+        of_sums=luck_intervals(contributed, lucks.of_sums),
+        of_means=luck_intervals(contributed / draws.divisors, lucks.of_means),
+        of_shares=luck_intervals(np.array(shares, dtype=float), of_shares, 0.0, 1.0),
     )
