@@ -38,7 +38,7 @@ CREDIT_BOUNDS: Mapping[str, str] = {
     "borrowed": "members are credited for repeating the last global steps",
     "weight": "members are credited for any weight that they get or claim",
 }
-_COUNTED = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
+_OUTCOMES = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
 
 
 class Scale:
@@ -58,8 +58,8 @@ class Scale:
             share = (value - self.low) / span
         return round(self._start + share * (self._end - self._start), 2)
 
-    def apart(self, values: Sequence[float], gap: float) -> list[float]:
-        """Return the values whose labels do not run into those before them."""
+    def with_room_for_labels(self, values: Sequence[float], gap: float) -> list[float]:
+        """Return the values whose labels do not run into those of the values before them."""
         labelled: list[float] = []
         for value in values:
             gaps = [abs(self(value) - self(other)) for other in labelled]
@@ -120,7 +120,9 @@ def _points_of(records: RunRecords) -> list[tuple[int, float]]:
 def _shared_values(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, Any]:
     """Return what all pages show, by the names in the templates."""
     run = records.folder
-    masking = run.masking.read() if run.masking.path.is_file() else None
+    masking = None
+    if run.masking.path.is_file():
+        masking = run.masking.read()
     return {
         "account": account,
         "config": records.config,
@@ -142,9 +144,10 @@ def _bounds_in_words(config: Mapping[str, Any]) -> dict[str, str]:
     bounds = {name: float(config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
     if not any(bounds.values()):
         return {}
-    words = {}
+    words = dict.fromkeys(bounds, "any multiple of")
     for name, bound in bounds.items():
-        words[name] = f"{bound:g} times" if bound else "any multiple of"
+        if bound:
+            words[name] = f"{bound:g} times"
     return words
 
 
@@ -188,22 +191,22 @@ def _templates() -> Environment:
     environment.filters = environment.filters | {
         "nats": _nats,
         "loss": _loss,
-        "percent": lambda share: f"{100 * share:.1f} %",
-        "money": lambda cents: f"{_grouped(cents // 100)}.{cents % 100:02}",
-        "some": lambda value: value or DASH,
-        "score": lambda value: DASH if value is None else f"{value:.3f}",
-        "count": lambda value: DASH if value is None else _grouped(round(value)),
-        "short": lambda value: f"{value:.2g}".replace("-", MINUS),
-        "date": lambda text: text.replace("T", " ").replace("Z", " UTC"),
+        "percent": _percent,
+        "money": _money,
+        "or_dash": _or_dash,
+        "score": _score,
+        "count": _count,
+        "two_digits": _two_digits,
+        "date": _date,
     }
     environment.globals = environment.globals | {
         "verdict_rules": RULES,
         "held_out_reasons": REASONS,
-        "counted": _COUNTED,
+        "outcomes": _OUTCOMES,
         "letters": LETTERS,
         "not_asked": NOT_ASKED,
         "min_rounds": MIN_ROUNDS,
-        "short_for": {EXAMPLES: "examples", DRAW: "draw", ROUNDS: "rounds", BOTH: "both"},
+        "short_name_of": {EXAMPLES: "examples", DRAW: "draw", ROUNDS: "rounds", BOTH: "both"},
     }
     return environment
 
@@ -224,6 +227,44 @@ def _nats(context: Context, value: float) -> str:
         return "0"
     sign = MINUS if value < 0 else "+"
     return f"{sign}{abs(value):.{context['decimals']}f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _money(cents: int) -> str:
+    """Return an amount with groups of three digits, such as 1 000.50."""
+    return f"{_grouped(cents // 100)}.{cents % 100:02}"
+
+
+def _or_dash(value: object) -> object:
+    """Return a dash for 0, and for an empty text."""
+    return value or DASH
+
+
+def _score(value: float | None) -> str:
+    """Return a score with three decimals; a dash where there is none."""
+    if value is None:
+        return DASH
+    return f"{value:.3f}"
+
+
+def _count(value: float | None) -> str:
+    """Return a number of examples, whole, with groups of three digits; a dash for none."""
+    if value is None:
+        return DASH
+    return _grouped(round(value))
+
+
+def _two_digits(value: float) -> str:
+    """Return a number with two significant digits and a true minus."""
+    return f"{value:.2g}".replace("-", MINUS)
+
+
+def _date(text: str) -> str:
+    """Return a time such as 2026-01-31T12:00:00Z as people write it."""
+    return text.replace("T", " ").replace("Z", " UTC")
 
 
 def _grouped(number: int) -> str:
