@@ -30,7 +30,9 @@ def split_address(address: str, key: str = "address") -> tuple[str, int]:
 
 def joined_address(host: str, port: int) -> str:
     """Return a host and a port as one address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if ":" in host:
+        return f"[{host}]:{port}"
+    return f"{host}:{port}"
 
 
 def _normal(address: str) -> str:

@@ -185,7 +185,8 @@ def status(
         typer.echo(json.dumps(state, indent=1))
     else:
         _show(state)
-    raise typer.Exit(0 if state["ok"] else 1)
+    if not state["ok"]:
+        raise typer.Exit(1)
 
 
 @federation_cli.command("keeper-client")
@@ -202,10 +203,10 @@ def _folder(path: Path) -> FederationFolder:
     from fedif_consortium.federation.records import FederationFolder
 
     # However the folder is spelled, the list beside it is one.
-    removals = os.environ.get(_REMOVED)
-    return FederationFolder(
-        path.expanduser().resolve(), Path(removals).expanduser().resolve() if removals else None
-    )
+    removals: Path | None = None
+    if os.environ.get(_REMOVED):
+        removals = Path(os.environ[_REMOVED]).expanduser().resolve()
+    return FederationFolder(path.expanduser().resolve(), removals)
 
 
 def _show(state: dict[str, Any]) -> None:
@@ -214,7 +215,9 @@ def _show(state: dict[str, Any]) -> None:
 
     from fedif_flower.tables import ResultTable
 
-    answer = "does not answer" if state["superlink"] else "answers"
+    answer = "answers"
+    if state["superlink"]:  # Why it does not.
+        answer = "does not answer"
     typer.echo(f"{state['federation']} at {state['address']}: the SuperLink {answer}")
     typer.echo(
         f"certificate until {state['certificate_ends']}, its authority until "

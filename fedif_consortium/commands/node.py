@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from fedif_flower.cli import Config
 
 if TYPE_CHECKING:
     from fedif_consortium.federation.node import NodeFolder
+    from fedif_consortium.member.inspection import Line
 
 node_cli = typer.Typer(
     name="node",
@@ -97,11 +98,12 @@ def show_log(path: Path, head: str = "") -> None:
     from fedif_consortium.evidence.chained_log import last_hash, lines_after, read_log
 
     entries = read_log(path)
-    since_head = f", {lines_after(entries, head)} of them since that hash" if head else ""
+    num_lines = f"{len(entries)} lines"
+    if head:  # Before any line is shown: the hash may be of another log.
+        num_lines += f", {lines_after(entries, head)} of them since that hash"
     for entry in entries:
         typer.echo(json.dumps(entry))
-    words = f"{len(entries)} lines{since_head}, the last hash is {last_hash(entries)}"
-    typer.echo(f"Whole: {words}", err=True)
+    typer.echo(f"Whole: {num_lines}, the last hash is {last_hash(entries)}", err=True)
 
 
 @node_cli.command("check")
@@ -122,7 +124,9 @@ def node_check(config: Config = None, folder: Folder = _HERE) -> None:
     heading = ["check", "status", "found", "to do"]
     lines = []
     for finding in findings:
-        advice = "" if finding.status is Status.OK else ADVICE[finding.check]
+        advice = ""
+        if finding.status is not Status.OK:
+            advice = ADVICE[finding.check]
         lines.append([finding.check, finding.status, finding.words, advice])
     ResultTable("", heading, lines, num_labels=len(heading)).print(Console())
     if any(finding.status is Status.FAILED for finding in findings):
@@ -153,7 +157,6 @@ def inspect(
     from fedif_consortium.member import inspection
     from fedif_flower.errors import ConfigError
     from fedif_flower.messages.node_config import NodeConfig
-    from fedif_flower.messages.text import printable
     from fedif_flower.run.rows import csv_text
     from fedif_flower.settings import parse_overrides
     from fedif_flower.storage import make_folder, write_atomically
@@ -170,24 +173,30 @@ def inspect(
     lines = inspection.inspect_examples(member_task, data, rounds, files, device)
     make_folder(output.absolute().parent)
     write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
-    rows = [
-        {
-            "rank": line.rank,
-            "example": printable(line.file, 400) or line.example,
-            "class": printable(line.label),
-            "loss": f"{line.loss:.3g}",
-            "influence": f"{line.influence:.3g}",
-            "agreement": "" if line.agreement is None else f"{line.agreement:.0%}",
-        }
-        for line in lines[:show]
-    ]
-    ResultTable.of_records(rows).print(Console())
+    ResultTable.of_records([_row_of(line) for line in lines[:show]]).print(Console())
     typer.echo(
         f"{len(lines)} examples, by the model of {len(paths)} rounds. The first labels "
         "are the likeliest wrong ones; a rare example has a large loss, too, and an influence "
         "below 0 alone says little about a label.\n"
         f"All examples: {output.absolute()}. Nothing was sent."
     )
+
+
+def _row_of(line: Line) -> dict[str, Any]:
+    """Return what is shown of an example."""
+    from fedif_flower.messages.text import printable
+
+    agreement = ""
+    if line.agreement is not None:
+        agreement = f"{line.agreement:.0%}"
+    return {
+        "rank": line.rank,
+        "example": printable(line.file, 400) or line.example,
+        "class": printable(line.label),
+        "loss": f"{line.loss:.3g}",
+        "influence": f"{line.influence:.3g}",
+        "agreement": agreement,
+    }
 
 
 @keeper_cli.callback(invoke_without_command=True)
@@ -243,4 +252,6 @@ def _folder(path: Path) -> NodeFolder:
 
 def _absolute(policy: Path | None) -> str:
     """Return where a policy's file is; empty: there is none."""
-    return str(policy.absolute()) if policy else ""
+    if policy is None:
+        return ""
+    return str(policy.absolute())

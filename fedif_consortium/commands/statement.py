@@ -14,8 +14,12 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import one_line, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from fedif_consortium.evidence.attempts import Attempts
     from fedif_consortium.evidence.held_receipts import HeldReceipts
+    from fedif_consortium.evidence.keys import VerifyingKey
+    from fedif_consortium.statement.verify import Verified
 
 DEFAULT = "make"
 
@@ -102,8 +106,7 @@ def make(
     from fedif_consortium.evidence import keys
     from fedif_consortium.statement.bundle import (
         load_signer,
-        make_statement,
-        parse_budget,
+        make_by_terms,
         read_account,
         statement_terms,
     )
@@ -114,16 +117,15 @@ def make(
 
     signer = load_signer(run_dir, key or keys.default_key_path())
     agreed = statement_terms(run_dir)
-    budget = budget or agreed.budget
-    folder = make_statement(
+    other_names = None
+    if names is not None:
+        other_names = read_names(names)
+    folder = make_by_terms(
         run_dir,
         signer,
-        budget_cents=parse_budget(budget) if budget else None,
-        names=read_names(names) if names is not None else None,
+        agreed.with_options(budget=budget, contact=contact, pay_by=pay_by, ties=ties),
+        names=other_names,
         from_round=from_round,
-        contact=contact or agreed.contact,
-        pay_by=pay_by or agreed.pay_by or "sum",
-        ties=ties or agreed.ties or "apart",
         again=again,
         accept_held_out=accept_held_out,
     )
@@ -156,10 +158,18 @@ def sign(
     from fedif_consortium.statement.countersign import sign_statement
 
     signer = keys.load_key(key)
-    member_keys = keys.read_members(members) if members else None
-    target = sign_statement(path, signer, _wanted("--operator", operator), member_keys)
+    target = sign_statement(path, signer, _wanted("--operator", operator), _keys_of(members))
     typer.echo(f"Signed by: {keys.fingerprint(signer.public_key())}")
     typer.echo(f"Send this to the operator: {target.absolute()}")
+
+
+def _keys_of(members: Path | None) -> Mapping[str, VerifyingKey] | None:
+    """Return members' keys by name; ``None``: the option is not there."""
+    from fedif_consortium.evidence.keys import read_members
+
+    if members is None:
+        return None
+    return read_members(members)
 
 
 def _wanted(option: str, fingerprint: str | None) -> str:
@@ -189,7 +199,10 @@ def merge(
 
     signatures = merge_signatures(path, files, read_members(members))
     for name, is_new in signatures.items():
-        typer.echo(f"{'Added' if is_new else 'Was there'}: {one_line(name)}")
+        deed = "Was there"
+        if is_new:
+            deed = "Added"
+        typer.echo(f"{deed}: {one_line(name)}")
 
 
 def verify(
@@ -206,56 +219,74 @@ def verify(
     ] = None,
 ) -> None:
     """Check that a statement is as it was signed, and follows from the run's records."""
-    from fedif_consortium.evidence.keys import read_members
-    from fedif_consortium.statement.pages import made_with
     from fedif_consortium.statement.verify import verify as check
 
-    member_keys = read_members(members) if members else None
-    verified = check(path, _wanted("--key", key), member_keys, receipts or ())
+    verified = check(path, _wanted("--key", key), _keys_of(members), receipts or ())
+    typer.echo(f"Unchanged: {path}, made {verified.manifest.made}")
+    for line in _lines_of(verified, is_of_run=path.is_dir()):
+        typer.echo(line)
+
+
+def _lines_of(verified: Verified, *, is_of_run: bool) -> Iterator[str]:
+    """Yield what was found right of a statement, and what was not checked."""
+    from fedif_consortium.statement.pages import made_with
+
     manifest = verified.manifest
-    typer.echo(f"Unchanged: {path}, made {manifest.made}")
     if manifest.made_with != made_with():
-        typer.echo("Made by another version, so not checked: that pages show what records say")
-    for signer in verified.signed.signers:
-        if signer.name:
-            typer.echo(f"Signed by: {signer.key}, {one_line(signer.name)}")
-        else:
-            typer.echo(
-                f"Not checked: a signature with key {signer.key}; --members says whose it is"
-            )
+        yield "Made by another version, so not checked: that pages show what records say"
+    yield from _lines_of_signers(verified)
     if verified.declared is not None:
-        _show_attempts(verified.declared)
+        yield from _lines_of_attempts(verified.declared)
     if verified.chosen:
         chosen = ", ".join(verified.chosen)
-        typer.echo(f"Chosen with the statement, not in the run config: {chosen}")
-    if path.is_dir() and not manifest.head:
-        typer.echo("No receipts: that the records are not rewritten rests on the operator's word")
-    for path_not_here in verified.not_here:
-        typer.echo(f"Not here, so not checked: {path_not_here}")
+        yield f"Chosen with the statement, not in the run config: {chosen}"
+    if is_of_run and not manifest.head:
+        yield "No receipts: that the records are not rewritten rests on the operator's word"
+    for path in verified.not_here:
+        yield f"Not here, so not checked: {path}"
+    yield from _lines_of_members(verified)
+    yield from _lines_of_receipts(verified)
+    if verified.redone:
+        rounds = ", ".join(str(number) for number in verified.redone)
+        yield f"Done again after the run was resumed: rounds {rounds}"
+
+
+def _lines_of_signers(verified: Verified) -> Iterator[str]:
+    """Yield who signed the statement."""
+    for signer in verified.signed.signers:
+        if signer.name:
+            yield f"Signed by: {signer.key}, {one_line(signer.name)}"
+        else:
+            yield f"Not checked: a signature with key {signer.key}; --members says whose it is"
+
+
+def _lines_of_attempts(declared: Attempts) -> Iterator[str]:
+    """Yield which attempt a statement is of, and what members agreed to."""
+    name = printable(declared.name)
+    yield f"Attempt {declared.number} at run {name!r}; those before are declared"
+    yield f"Run config that members agreed to: {declared.last.config}"
+
+
+def _lines_of_members(verified: Verified) -> Iterator[str]:
+    """Yield how many of its updates each member signed."""
     for member in verified.members:
         name = one_line(member.name)
-        typer.echo(f"Signed by {name}: {member.signed} of {member.accepted} updates")
+        yield f"Signed by {name}: {member.signed} of {member.accepted} updates"
         if member.earlier_ids:
             earlier = ", ".join(str(client_id) for client_id in member.earlier_ids)
-            typer.echo(
+            yield (
                 f"{name} signed earlier rounds as another client, {earlier}: ask whether it was "
                 "registered anew"
             )
+
+
+def _lines_of_receipts(verified: Verified) -> Iterator[str]:
+    """Yield what each member was told, and which attempts it saw."""
     for held in verified.receipts:
         name = one_line(held.name)
-        typer.echo(f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads")
+        yield f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads"
         if verified.declared is not None:
-            typer.echo(_attempts_seen(held, verified.declared))
-    if verified.redone:
-        rounds = ", ".join(str(number) for number in verified.redone)
-        typer.echo(f"Done again after the run was resumed: rounds {rounds}")
-
-
-def _show_attempts(declared: Attempts) -> None:
-    """Print which attempt a statement is of, and what members agreed to."""
-    name = printable(declared.name)
-    typer.echo(f"Attempt {declared.number} at run {name!r}; those before are declared")
-    typer.echo(f"Run config that members agreed to: {declared.last.config}")
+            yield _attempts_seen(held, verified.declared)
 
 
 def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:

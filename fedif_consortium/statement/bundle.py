@@ -209,6 +209,37 @@ def make_statement(
     return folder
 
 
+def make_by_terms(
+    run_dir: Path,
+    key: SigningKey,
+    terms: StatementSettings,
+    *,
+    names: Mapping[int, str] | None = None,
+    from_round: int = 1,
+    again: bool = False,
+    accept_held_out: bool = False,
+) -> Path:
+    """Write a run's statement by terms; what they leave open has its default.
+
+    Parameters and errors are those of :func:`make_statement`.
+    """
+    budget_cents = None
+    if terms.budget:
+        budget_cents = parse_budget(terms.budget)
+    return make_statement(
+        run_dir,
+        key,
+        budget_cents=budget_cents,
+        names=names,
+        from_round=from_round,
+        contact=terms.contact,
+        again=again,
+        pay_by=terms.pay_by or "sum",
+        ties=terms.ties or "apart",
+        accept_held_out=accept_held_out,
+    )
+
+
 def statement_terms(run_dir: Path) -> StatementSettings:
     """Return what a run's settings, to which its members agreed, say of its statement.
 

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from fedif_consortium.evidence.keys import default_key_path, load_or_make_key
 from fedif_consortium.evidence.part import last_receipts
-from fedif_consortium.statement.bundle import make_statement, parse_budget
+from fedif_consortium.statement.bundle import make_by_terms
 from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
@@ -98,18 +98,7 @@ class Stated(RunPart):
 
 def _state(folder: RunFolder, settings: StatementSettings) -> None:
     """Make a run's statement, and write down that every member is still to get its page."""
-    budget_cents = None
-    if settings.budget:
-        budget_cents = parse_budget(settings.budget)
-    make_statement(
-        folder.path,
-        receipt_key(),
-        budget_cents=budget_cents,
-        contact=settings.contact,
-        pay_by=settings.pay_by or "sum",
-        ties=settings.ties or "apart",
-        again=True,
-    )
+    make_by_terms(folder.path, receipt_key(), settings, again=True)
     queue_pages(folder)
 
 

@@ -27,7 +27,7 @@ def weighs_by_length(config: Mapping[str, Any]) -> bool:
 
 
 class StatementSettings(Settings, alias_generator=in_section("statement")):
-    """What is shared out, and whom members may ask."""
+    """The terms of a statement: what is shared out, and whom members may ask."""
 
     budget: str = setting(
         "",
@@ -59,3 +59,8 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
         "apart share equally",
         changes_result=False,
     )
+
+    def with_options(self, **options: str | None) -> StatementSettings:
+        """Return the terms with options in their place; an empty option leaves what is there."""
+        given = {name: value for name, value in options.items() if value}
+        return self.model_copy(update=given)
