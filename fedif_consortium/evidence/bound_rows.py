@@ -90,7 +90,9 @@ class GrowingRows:
     """
 
     def __init__(self, run: RunFolder, done: int) -> None:
-        self._done = done or -1  # The row before round 1 counts for it.
+        self._done = done  # Rows up to this round are hashed.
+        if done == 0:  # Nothing is: a row of round 0, which stands before round 1, counts for it.
+            self._done = -1
         self._tails = {table.path.name: _Tail(table.path) for table in bound_tables(run)}
         self._waiting: dict[str, list[Cells]] = {name: [] for name in self._tails}
 

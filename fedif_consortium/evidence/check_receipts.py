@@ -11,6 +11,7 @@ from fedif_consortium.evidence.attempts import Attempts
 from fedif_consortium.evidence.bound_rows import agreed_settings, rows_by_round, state_of
 from fedif_consortium.evidence.check_signatures import Signatures
 from fedif_consortium.evidence.held_receipts import HeldReceipts, read_held
+from fedif_consortium.evidence.names import name_of
 from fedif_consortium.evidence.part import read_chain, run_id
 from fedif_consortium.evidence.receipts import (
     RoundChain,
@@ -37,10 +38,10 @@ class CheckedReceipts(NamedTuple):
 
 def last_head(run: RunFolder) -> str:
     """Return size and root of the last head, for a manifest; empty: there are no receipts."""
-    return _end(read_chain(run, run_id(run)))
+    return _last_head(read_chain(run, run_id(run)))
 
 
-def _end(chain: RoundChain) -> str:
+def _last_head(chain: RoundChain) -> str:
     if not chain.rounds:
         return ""
     last = chain.rounds[-1]
@@ -85,7 +86,7 @@ def check_receipts(
         knowledge; members who were told different things; another attempt than the declared ones.
     """
     chain = read_chain(run, run_id(run))
-    if _end(chain) != manifest_head:
+    if _last_head(chain) != manifest_head:
         raise StatementError(f"{run.round_heads.path.name} is not what the manifest says")
     # First the records by themselves.
     _check_order(chain)
@@ -93,9 +94,11 @@ def check_receipts(
         _check_leaves(run, chain, signed)
         _check_rows(run, chain)
     # Then what members hold: with each other, and with the records.
-    name = "" if declared is None else declared.name
+    name = ""
+    if declared is not None:
+        name = declared.name
     held = [read_held(folder, run_id(run), name) for folder in folders]
-    _compare(held)
+    _require_one_history(held)
     may_be_late = _may_be_late(agreed_settings(run))
     for member in held:  # A line says more than a head does.
         _check_lines(member, chain, signed)
@@ -108,7 +111,10 @@ def check_receipts(
     # At last what members signed of the records, and rounds that were done again.
     _check_signed_heads(chain, signed)
     redone = redone_rounds(chain)
-    missing = not_told(redone, chain, held, signed if trusted else {})
+    trusted_signatures: Signatures = {}
+    if trusted:
+        trusted_signatures = signed
+    missing = not_told(redone, chain, held, trusted_signatures)
     if missing:
         raise StatementError(_never_told(missing, names))
     _check_signed_attempts(chain, signed, names)
@@ -217,7 +223,7 @@ def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) 
         attempt = attempts.setdefault(number, update.attempt)
         if update.attempt != attempt:
             raise StatementError(
-                f"round {number}: {_called(client_id, names)} signed its update in attempt "
+                f"round {number}: {name_of(client_id, names)} signed its update in attempt "
                 f"{update.attempt}, and the round is of attempt {attempt}"
             )
         if attempt < last:
@@ -231,19 +237,12 @@ def _never_told(missing: Mapping[int, set[int]], names: Names) -> str:
     """Return which rounds were done again without whose knowledge, in words."""
     rounds = ", ".join(map(str, sorted(missing)))
     client_ids = set().union(*missing.values())
-    members = enumerated(_called(client_id, names) for client_id in client_ids)
+    members = enumerated(name_of(client_id, names) for client_id in client_ids)
     return (
         f"rounds {rounds} were done again after the run was resumed, and nothing that these "
         f"members hold covers it: {members}; it takes their receipts, or their keys and updates "
         "that they signed in that attempt"
     )
-
-
-def _called(client_id: int, names: Names) -> str:
-    for names_of_members in names:
-        if client_id in names_of_members:
-            return names_of_members[client_id]
-    return f"client {client_id}"
 
 
 def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, str]]]:
@@ -253,7 +252,7 @@ def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, 
     return rows_of
 
 
-def _compare(held: Sequence[HeldReceipts]) -> None:
+def _require_one_history(held: Sequence[HeldReceipts]) -> None:
     """Raise StatementError where two members were told different histories."""
     roots: dict[int, tuple[str, bytes]] = {}
     for member in held:
@@ -334,9 +333,9 @@ def _check_not_left_out(member: HeldReceipts, chain: RoundChain, *, may_be_late:
         if place not in statuses:
             raise _left_out(number, member, "nothing")
         status = statuses[place]
-        is_late_in_vain = status == "late" and not may_be_late
-        is_back = status == "revoked" and place < last_line
-        if is_late_in_vain or is_back:
+        if status == "late" and not may_be_late:
+            raise _left_out(number, member, status)
+        if status == "revoked" and place < last_line:
             raise _left_out(number, member, status)
 
 
@@ -389,10 +388,16 @@ def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
         if keys and told_round.key not in keys:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
         if chain.sizes.get(told_round.root) != told_round.size:
-            start = told_round.start
-            later = [recorded.number for recorded in chain.rounds if recorded.size > start]
-            first = later[0] if later else "?"
             raise StatementError(
-                f"from round {first} on, history was rewritten: {member.name} holds a "
-                f"signed head of {told_round.size} lines that the records do not lead to"
+                f"from round {_first_after(told_round.start, chain)} on, history was rewritten: "
+                f"{member.name} holds a signed head of {told_round.size} lines that the records "
+                "do not lead to"
             )
+
+
+def _first_after(start: int, chain: RoundChain) -> int | str:
+    """Return the first recorded round with leaves after the first ``start`` ones, if any."""
+    for recorded in chain.rounds:
+        if recorded.size > start:
+            return recorded.number
+    return "?"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedif_consortium.evidence.attempts import NOT_COUNTED, Attempts, read_attempts
 from fedif_consortium.evidence.bound_rows import agreed_settings
 from fedif_consortium.evidence.keys import VerifyingKey, public_der
-from fedif_consortium.evidence.names import as_read, holder_of
+from fedif_consortium.evidence.names import as_read, holder_of, name_of
 from fedif_consortium.evidence.part import run_id
 from fedif_consortium.evidence.reply_witness import TRAINED, TYPES, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
@@ -168,7 +168,7 @@ class _SignatureCheck:
         if self._members is not None and update.key not in self._holders:
             raise StatementError(f"{where} is signed with a key that is no member's")
         if update.node_id != client_id:
-            raise StatementError(f"{where} is the one that {self._called(update.node_id)} signed")
+            raise StatementError(f"{where} is the one that {self._name_of(update.node_id)} signed")
         before = self._keys.setdefault(client_id, update.key)
         if self._members is None:
             if before != update.key:
@@ -196,13 +196,15 @@ class _SignatureCheck:
             holder = self._holders.get(update.key, update.key)
             rounds[holder].setdefault(client_id, []).append(update.asked_in)
         for holder, rounds_by_id in rounds.items():
-            client_ids = sorted(rounds_by_id, key=lambda one: min(rounds_by_id[one]))
+            client_ids = sorted(rounds_by_id, key=lambda client_id: min(rounds_by_id[client_id]))
             for earlier, later in pairwise(client_ids):
                 last = max(rounds_by_id[earlier])
                 if min(rounds_by_id[later]) <= last:
-                    key = "one key" if isinstance(holder, bytes) else f"the key of {holder}"
+                    key = f"the key of {holder}"
+                    if isinstance(holder, bytes):  # A key of which no holder is known.
+                        key = "one key"
                     raise StatementError(
-                        f"{self._called_with_id(earlier)} and {self._called_with_id(later)} are "
+                        f"{self._name_with_id(earlier)} and {self._name_with_id(later)} are "
                         f"both signed for with {key}, as late as round {last}; allowed: one of them"
                     )
             for index, client_id in enumerate(client_ids):
@@ -301,25 +303,22 @@ class _SignatureCheck:
     def _signer(self, client_id: int) -> str:
         """Return what the key of a client is called; its name where it has none."""
         key = self._keys.get(client_id, b"")
-        return self._holders.get(key) or self._called(client_id)
+        return self._holders.get(key) or self._name_of(client_id)
 
     def _update(self, place: tuple[int, int]) -> str:
         number, client_id = place
-        return f"round {number}: the update of {self._called(client_id)}"
+        return f"round {number}: the update of {self._name_of(client_id)}"
 
-    def _called(self, client_id: int) -> str:
-        for names in self._names:
-            if client_id in names:
-                return names[client_id]
-        return f"client {client_id}"
+    def _name_of(self, client_id: int) -> str:
+        return name_of(client_id, self._names)
 
-    def _called_with_id(self, client_id: int) -> str:
+    def _name_with_id(self, client_id: int) -> str:
         """Return what a client is called, with its id: two may have one name."""
-        called = self._called(client_id)
+        name = self._name_of(client_id)
         id_in_words = f"client {client_id}"
-        if called == id_in_words:
-            return called
-        return f"{called} ({id_in_words})"
+        if name == id_in_words:
+            return name
+        return f"{name} ({id_in_words})"
 
 
 def _most_rounds_late(settings: Mapping[str, Any]) -> int | None:

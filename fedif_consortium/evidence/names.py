@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedif_flower.errors import ConfigError
 
@@ -89,9 +89,19 @@ def holder_of(key: str) -> str:
     return key
 
 
+def name_of(client_id: int, names: Sequence[Mapping[int, str]]) -> str:
+    """Return what the first of several tables calls a client; by its id where none has it."""
+    for names_of_members in names:
+        if client_id in names_of_members:
+            return names_of_members[client_id]
+    return f"client {client_id}"
+
+
 def is_name(text: str) -> bool:
     """Return whether a member may be called so: 1 to 80 printable characters, some to be seen."""
-    return text.isprintable() and bool(as_read(text)) and len(text) <= MOST_LETTERS
+    if not text.isprintable() or len(text) > MOST_LETTERS:
+        return False
+    return as_read(text) != ""
 
 
 def require_names(names: Iterable[str], where: str) -> None:

@@ -81,9 +81,9 @@ class Evidence(RunPart):
 
     def fits(self, config: RunConfig) -> None:
         """Raise ConfigError where there is nothing to give receipts for."""
-        has_receipts = config.section(EvidenceSettings).receipts
-        is_fine = not has_receipts or config.attribution != "off"
-        require(is_fine, "evidence.receipts", True, "false with attribution = 'off'")
+        if config.section(EvidenceSettings).receipts:
+            is_attributed = config.attribution != "off"
+            require(is_attributed, "evidence.receipts", True, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
         """Return the witness of replies, and the records that it fills."""
@@ -141,7 +141,7 @@ class Evidence(RunPart):
             )
         rows = GrowingRows(run.folder, run.done)
         book = ReceiptBook(run.folder, witness, self._head_key(), chain, rows)
-        attribution.on_attribution.append(book.attributed)
+        attribution.on_attribution.append(book.add_round)
         return book
 
 
@@ -190,8 +190,8 @@ def _kept_replies(run: RunContext, settings: EvidenceSettings) -> int:
 
     Where signing is up to each member, nobody knows.
     """
-    is_kept = run.config.section(UpdatesSettings).keep and settings.require_signatures
-    if not is_kept:
+    keeps_updates = run.config.section(UpdatesSettings).keep
+    if not keeps_updates or not settings.require_signatures:
         return 0
     rounds_left = run.config.num_server_rounds - run.done
     return rounds_left * run.config.most_replies
@@ -316,7 +316,7 @@ class ReceiptBook(Callback):
             lines.append((str(client_id), update, weight, str(client.status)))
         self._waiting[report.round] = lines
 
-    def attributed(self, attribution: RoundAttribution) -> None:
+    def add_round(self, attribution: RoundAttribution) -> None:
         """Add a round, whose contributions are known now: its leaves first, its head last."""
         attributed = {}
         for client in attribution.clients:
@@ -388,7 +388,8 @@ def _chain_of(
         return chain
     path = folder.round_heads.path
     try:
-        attempts = attempts or read_attempts(folder.provenance.read())
+        if attempts is None:
+            attempts = read_attempts(folder.provenance.read())
         if attempts is None or "attempt" not in heads[0]:
             raise ConfigError(
                 f"{path} was written by an earlier version of fedif-flower, whose heads name no "

@@ -88,22 +88,35 @@ class ToldRound(Signed):
     def check(self) -> None:
         """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
         super().check()
-        is_chained = next_root(self.before, self.digest) == self.root
-        has_all = self.start + len(self.hashes) == self.size
-        # A member without a leaf of its own gets no hashes.
-        is_bound = not self.hashes or (has_all and leaves_hash(self.hashes) == self.leaves)
-        if not is_chained or not is_bound:
-            raise EvidenceError(f"the head of {self.size} leaves does not follow from them")
+        if next_root(self.before, self.digest) != self.root:
+            raise self._does_not_follow()
+        if self.hashes:  # A member without a leaf of its own gets none.
+            if self.start + len(self.hashes) != self.size:
+                raise self._does_not_follow()
+            if leaves_hash(self.hashes) != self.leaves:
+                raise self._does_not_follow()
         for place, leaf in self.own.items():
-            is_there = 0 <= place < len(self.hashes) and self.hashes[place] == leaf_hash(leaf)
-            if not is_there or not leaf.startswith(f"{self.number},"):
+            if not self._has_leaf(place, leaf):
                 raise EvidenceError(f"this node's line is not in the records: {leaf[:80]!r}")
+
+    def _does_not_follow(self) -> EvidenceError:
+        return EvidenceError(f"the head of {self.size} leaves does not follow from them")
+
+    def _has_leaf(self, place: int, leaf: str) -> bool:
+        """Tell whether a leaf is of this round, and its hash stands at its place."""
+        if not 0 <= place < len(self.hashes):
+            return False
+        if self.hashes[place] != leaf_hash(leaf):
+            return False
+        return leaf.startswith(f"{self.number},")
 
     def for_member(self, client_id: int) -> ToldRound:
         """Return what one member gets of it."""
         start = f"{self.number},{client_id},"
         leaves = {place: leaf for place, leaf in self.own.items() if leaf.startswith(start)}
-        hashes = self.hashes if leaves else ()
+        hashes: tuple[bytes, ...] = ()
+        if leaves:
+            hashes = self.hashes
         return self.model_copy(update={"hashes": hashes, "own": leaves})
 
     def numbered(self) -> list[tuple[int, str]]:

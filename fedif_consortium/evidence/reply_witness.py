@@ -7,7 +7,7 @@ was signed are the arrays that came: with ``updates.keep`` they are kept beside 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -177,12 +177,10 @@ class ReplyWitness(Callback, Kept):
                 raise EvidenceError("it is signed with another key than it is known by")
         except (EvidenceError, ValueError) as error:
             raise ReplyError(f"its signature: {first_error(error)}") from error
-        self.seen[node.node_id] = SeenReply(
-            node,
-            seen.digest,
-            signed,
-            arrays=arrays if self._keeps else None,
-        )
+        kept_arrays = None
+        if self._keeps:
+            kept_arrays = arrays
+        self.seen[node.node_id] = replace(seen, signed=signed, arrays=kept_arrays)
 
     def _is_known(self, node_id: int, key: bytes) -> bool:
         """Return whether a node signs with the key that it is known by.
