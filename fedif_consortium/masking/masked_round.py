@@ -142,21 +142,26 @@ class MaskedWorkspace(Workspace):
             self._opened = error
             return {}
         self._opened_rows = [rows[node_id] for node_id in answer.nodes]
-        self._opened = opened = MaskedRound(
-            self._keeper,
-            self._place,
-            answer,
-            vectors=[self._vectors[row] for row in self._opened_rows],
-            lengths=np.sqrt([accepted[row].squared_norm for row in self._opened_rows]),
-            labels=[accepted[row].node.label for row in self._opened_rows],
-            dtype=self.layout.dtype,
-        )
+        opened = self._masked_round(answer, [accepted[row] for row in self._opened_rows])
+        self._opened = opened
         reasons = {}
         for node_id, reason in answer.refused.items():
             reasons[rows[node_id]] = f"the keeper: {reason}"
         for position, reason in opened.untrue().items():
             reasons[self._opened_rows[position]] = reason
         return reasons
+
+    def _masked_round(self, answer: OpenedRound, replies: Sequence[AcceptedReply]) -> MaskedRound:
+        """Return the updates whose boxes were opened; ``replies`` in the order of the answers."""
+        return MaskedRound(
+            self._keeper,
+            self._place,
+            answer,
+            vectors=[self._vectors[row] for row in self._opened_rows],
+            lengths=np.sqrt([reply.squared_norm for reply in replies]),
+            labels=[reply.node.label for reply in replies],
+            dtype=self.layout.dtype,
+        )
 
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round with its products and its sum.

@@ -61,9 +61,11 @@ class Weight(NamedTuple):
     records: int = 0
 
     @classmethod
-    def of(cls, kind: str, size: int) -> Weight:
+    def of_object(cls, kind: str, size: int) -> Weight:
         """Return what one object of a kind weighs by itself."""
-        return cls(1, size, 0 if kind == "ArrayChunk" else size)
+        if kind == "ArrayChunk":
+            return cls(objects=1, size=size, records=0)
+        return cls(objects=1, size=size, records=size)
 
     def plus(self, other: Weight) -> Weight:
         """Return what both weigh together."""
@@ -75,9 +77,7 @@ class Weight(NamedTuple):
 
     def exceeds(self, limit: Weight) -> bool:
         """Return whether this is more than a limit in one of the three respects."""
-        return (
-            self.objects > limit.objects or self.size > limit.size or self.records > limit.records
-        )
+        return any(value > most for value, most in zip(self, limit, strict=True))
 
     def largest(self, other: Weight) -> Weight:
         """Return the larger one of two weights in each respect."""
@@ -96,7 +96,7 @@ class Piece(NamedTuple):
     parts: Sequence[str]
 
     @classmethod
-    def of(cls, content: bytes) -> Piece:
+    def read(cls, content: bytes) -> Piece:
         """Read an object as Flower sends it."""
         kind, children, _ = get_object_head_values_from_object_content(content)
         parts = children
@@ -108,7 +108,7 @@ class Piece(NamedTuple):
 
     def weight(self) -> Weight:
         """Return what it weighs by itself."""
-        return Weight.of(self.kind, self.size)
+        return Weight.of_object(self.kind, self.size)
 
 
 def chunks_of(content: bytes, children: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ class SentMessages:
 
     def add(self, object_id: str, content: bytes) -> None:
         """Take note of an object of a message."""
-        self.pieces[object_id] = Piece.of(content)
+        self.pieces[object_id] = Piece.read(content)
         self.is_weighed = False
 
     def weigh(self) -> Weight:
@@ -191,8 +191,9 @@ class Upload:
                 self._weigh(object_id, content)
             if self.is_heavy():
                 return False
-            is_whole = self.objects <= self.sizes.keys()
-            return not is_whole or self._size_put_together() <= self.limit.size
+            if not self.objects <= self.sizes.keys():
+                return True  # The rest is still to come.
+            return self._size_put_together() <= self.limit.size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             return False
 
@@ -203,7 +204,7 @@ class Upload:
         kind, children, _ = get_object_head_values_from_object_content(content)
         self.sizes[object_id] = len(content)
         # It was counted as an object when it was announced.
-        self.weight = self.weight.plus(Weight.of(kind, len(content))._replace(objects=0))
+        self.weight = self.weight.plus(Weight.of_object(kind, len(content))._replace(objects=0))
         if kind == "Array" and not self.is_heavy():
             self.arrays[object_id] = chunks_of(content, children)
 
@@ -381,8 +382,7 @@ class ReplyGuard:
     def _limit(self, run_id: int) -> Weight:
         """Return what a reply may weigh."""
         with self._lock:
-            sent = self._sent.get(run_id)
-            heaviest = sent.weigh() if sent else Weight()
+            heaviest = self._sent.get(run_id, SentMessages()).weigh()
         return Weight(
             objects=int(heaviest.objects * self._budget) + SPARE_OBJECTS,
             size=int(heaviest.size * self._budget) + SPARE_BYTES,

@@ -74,11 +74,16 @@ class SignedRequests:
         if any(times[name] > 1 for name in _ONCE):
             return False  # Flower reads the first of two, another reader the last.
         headers = dict(lines)
-        if not _is_small(headers) and not await to_thread.run_sync(
-            lambda: is_signed(headers, self._state())
-        ):
-            return False
-        return not self._removed or _key_of(headers) not in self._removed
+        if not _is_small(headers):
+            is_node = await to_thread.run_sync(self._is_signed, headers)
+            if not is_node:
+                return False
+        if not self._removed:
+            return True
+        return _key_of(headers) not in self._removed
+
+    def _is_signed(self, headers: Mapping[bytes, bytes]) -> bool:
+        return is_signed(headers, self._state())
 
 
 def _is_small(headers: Mapping[bytes, bytes]) -> bool:

@@ -49,7 +49,8 @@ class MetricsSettings(Settings, alias_generator=in_section("metrics")):
 
     @model_validator(mode="after")
     def _has_a_port(self) -> Self:
-        require(self.port > 0 or not self.members, "members", True, "false without a port")
+        if self.members:
+            require(self.port > 0, "members", True, "false without a port")
         return self
 
 
@@ -104,8 +105,9 @@ class RunMetrics(Callback):
     """
 
     def __init__(self, config: RunConfig, *, members: bool = False) -> None:
-        is_bounded = not members or config.num_clients <= MOST_NAMED
-        require(is_bounded, "metrics.members", True, f"false with more than {MOST_NAMED} clients")
+        if members:
+            allowed = f"false with more than {MOST_NAMED} clients"
+            require(config.num_clients <= MOST_NAMED, "metrics.members", True, allowed)
         self._names_members = members
         self._weighed: set[str] = set()  # The members that have had a weight.
         self.registry = CollectorRegistry()
@@ -186,7 +188,10 @@ class RunMetrics(Callback):
         self.phases.labels("aggregation").inc(row.aggregation_seconds)
         self.phases.labels("evaluation").inc(row.evaluation_seconds)
         # Where nobody said how long it trained, there is no mean: not that of an earlier round.
-        self.training.set(math.nan if row.train_seconds is None else row.train_seconds)
+        train_seconds = math.nan
+        if row.train_seconds is not None:
+            train_seconds = row.train_seconds
+        self.training.set(train_seconds)
         for column, value in row.metrics.items():
             split, _, name = column.partition("_")
             if name in self.quality:
@@ -217,4 +222,6 @@ class RunMetrics(Callback):
 
 def _outcome(status: RoundStatus) -> str:
     """Return under which outcome a round is counted."""
-    return "ok" if status == "advanced" else status
+    if status == "advanced":
+        return "ok"
+    return status

@@ -15,11 +15,21 @@ MISSES = 3  # In a row: by chance it is hardly so.
 SLOW = 3.0  # Times the usual round.
 SHORT = 10.0  # Seconds: a round that has lasted less is not slow.
 _GO_ON = 'go on with the same command and resume="auto"'
-# By a member's last status: what it did, and what to do.
-_AWAY = ("did not answer", "Ask its operator whether the SuperNode runs and reaches this server.")
-_MISSED = {
-    "refused": ("sent refused replies", "The reason is in its line; does it run this app?"),
-    "failed": ("sent errors of its app", "Ask its operator for the log of the SuperNode."),
+
+
+class _Miss(NamedTuple):
+    """What a member did that missed rounds, and what to do about it."""
+
+    deed: str
+    advice: str
+
+
+_AWAY = _Miss(
+    "did not answer", "Ask its operator whether the SuperNode runs and reaches this server."
+)
+_MISSES = {  # By a member's last status.
+    "refused": _Miss("sent refused replies", "The reason is in its line; does it run this app?"),
+    "failed": _Miss("sent errors of its app", "Ask its operator for the log of the SuperNode."),
     "away": _AWAY,
     "late": _AWAY,
 }
@@ -59,17 +69,30 @@ def _about_end(run: Watched) -> Iterator[Remark]:
     """Yield what there is to know of a run that has ended, or seems to have."""
     completeness = run.summary.get("completeness") or {}
     if completeness.get("verdict") == "incomplete":
-        yield Remark(True, "The run is incomplete.", "Its report says who lacks what.")
+        yield Remark(
+            is_wrong=True,
+            text="The run is incomplete.",
+            advice="Its report says who lacks what.",
+        )
     if run.state == "failed" and not run.summary:
-        text = f"The run ended with an error: {run.live.reason}"
-        yield Remark(True, text, f"Mend the cause, then {_GO_ON}.")
+        yield Remark(
+            is_wrong=True,
+            text=f"The run ended with an error: {run.live.reason}",
+            advice=f"Mend the cause, then {_GO_ON}.",
+        )
     elif run.state == "stopped" and run.live.phase == "stopped":
-        yield Remark(False, "Somebody stopped the run.", f"To finish it, {_GO_ON}.")
+        yield Remark(
+            is_wrong=False,
+            text="Somebody stopped the run.",
+            advice=f"To finish it, {_GO_ON}.",
+        )
     elif run.state == "stopped":
         minutes = (run.now - run.last_sign) / 60
-        text = f"The run has given no sign of life for {minutes:,.0f} minutes."
-        advice = f"See whether its process and host still work; if not, {_GO_ON}."
-        yield Remark(True, text, advice)
+        yield Remark(
+            is_wrong=True,
+            text=f"The run has given no sign of life for {minutes:,.0f} minutes.",
+            advice=f"See whether its process and host still work; if not, {_GO_ON}.",
+        )
 
 
 def _about_rounds(run: Watched) -> Iterator[Remark]:
@@ -92,13 +115,18 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
     num_accepted = last["accepted"]
     num_asked = num_accepted + last["rejected"] + last["failed"]
     if 2 * num_accepted < num_asked:
-        text = f"In round {last['round']} only {num_accepted} of {num_asked} replies counted."
-        yield Remark(True, text, "Look at the members below: the reason of each is said.")
+        yield Remark(
+            is_wrong=True,
+            text=f"In round {last['round']} only {num_accepted} of {num_asked} replies counted.",
+            advice="Look at the members below: the reason of each is said.",
+        )
     losses = [last.get("test_loss"), last.get("validation_loss")]
     if any(loss is not None and not math.isfinite(loss) for loss in losses):
-        text = "The loss is not finite: the model has diverged."
-        advice = "Go on from an earlier checkpoint with a lower learning-rate."
-        yield Remark(True, text, advice)
+        yield Remark(
+            is_wrong=True,
+            text="The loss is not finite: the model has diverged.",
+            advice="Go on from an earlier checkpoint with a lower learning-rate.",
+        )
 
 
 def _about_standing(
@@ -108,25 +136,27 @@ def _about_standing(
     if not rounds:
         return
     last = rounds[-1]
-    text = f"{what}: {len(rounds)}; the last was round {last['round']}: {last['reason']}"
-    yield Remark(last["round"] == run.last_round, text, advice)
+    yield Remark(
+        is_wrong=last["round"] == run.last_round,
+        text=f"{what}: {len(rounds)}; the last was round {last['round']}: {last['reason']}",
+        advice=advice,
+    )
 
 
 def _about_held_out(run: Watched) -> Iterator[Remark]:
     """Yield that the model contradicts more held-out labels than a statement is made by."""
-    contradicted = run.contradicted
+    contradicted = run.contradicted_share
     if contradicted is None:
         return
-    if contradicted - run.corrected > MOST_CONTRADICTED:
-        text = (
-            f"The model is sure that {contradicted:.0%} of the held-out labels are others; the "
-            f"loss is corrected for {run.corrected:.0%} of wrong ones."
+    corrected = run.corrected_share
+    if contradicted - corrected > MOST_CONTRADICTED:
+        yield Remark(
+            is_wrong=True,
+            text=f"The model is sure that {contradicted:.0%} of the held-out labels are others; "
+            f"the loss is corrected for {corrected:.0%} of wrong ones.",
+            advice="Look at the held-out labels (fedif validation check), and at members who may "
+            "teach the model wrong ones. If it stays so, the run is not to be paid by.",
         )
-        advice = (
-            "Look at the held-out labels (fedif validation check), and at members who may teach "
-            "the model wrong ones. If it stays so, the run is not to be paid by."
-        )
-        yield Remark(True, text, advice)
 
 
 def _about_waiting(run: Watched) -> Iterator[Remark]:
@@ -138,25 +168,32 @@ def _about_waiting(run: Watched) -> Iterator[Remark]:
     seconds = run.now - run.live.since
     if seconds > max(SLOW * usual, SHORT):
         waiting = enumerated(member.label for member in run.members if member.state == "training")
-        text = (
-            f"Round {run.live.round} has lasted {seconds:,.0f} s, {seconds / usual:.0f} times as "
-            f"long as usual. It waits for {waiting}."
+        yield Remark(
+            is_wrong=False,
+            text=f"Round {run.live.round} has lasted {seconds:,.0f} s, {seconds / usual:.0f} times "
+            f"as long as usual. It waits for {waiting}.",
+            advice="It goes on without them after pace.timeout. Do their hosts still work?",
         )
-        advice = "It goes on without them after pace.timeout. Do their hosts still work?"
-        yield Remark(False, text, advice)
 
 
 def _about_members(run: Watched) -> Iterator[Remark]:
     """Yield who missed several rounds in a row, and who was not connected."""
     missing = [member for member in run.members if member.misses >= MISSES]
-    for status, (deed, advice) in _MISSED.items():
+    for status, miss in _MISSES.items():
         members = [member for member in missing if member.status[-1] == status]
         if members:
             most_misses = max(member.misses for member in members)
             names = enumerated(member.label for member in members)
-            yield Remark(False, f"{names} {deed}, {most_misses} rounds in a row.", advice)
+            yield Remark(
+                is_wrong=False,
+                text=f"{names} {miss.deed}, {most_misses} rounds in a row.",
+                advice=miss.advice,
+            )
     others = [member for member in run.members if member not in missing]
     offline = [member.label for member in others if member.state == "offline"]
     if offline:
-        text = f"{enumerated(offline)} was not connected when this round began."
-        yield Remark(False, text, "Nothing, if it comes back soon: then it is asked again.")
+        yield Remark(
+            is_wrong=False,
+            text=f"{enumerated(offline)} was not connected when this round began.",
+            advice="Nothing, if it comes back soon: then it is asked again.",
+        )

@@ -162,7 +162,9 @@ class Watched:
 
     def __init__(self, folder: RunFolder, now: float | None = None) -> None:
         self.folder = folder
-        self.now = time.time() if now is None else now
+        if now is None:
+            now = time.time()
+        self.now = now
         self.config = _read(folder.config)
         self.summary = _read(folder.summary)
         live = _read(folder.live)
@@ -170,7 +172,9 @@ class Watched:
             self.live = Live(**live)
         with refused_as(ConfigError, f"{folder.rounds.path} is not what a run writes"):
             self.rounds: list[Line] = read_table(folder.rounds.path, _ROUNDS, more=True).to_pylist()
-            self.last_round: int = self.rounds[-1]["round"] if self.rounds else 0
+            self.last_round: int = 0
+            if self.rounds:
+                self.last_round = self.rounds[-1]["round"]
         self.last_sign = self.live.time
         for path in (folder.config.path, folder.rounds.path, folder.clients.path):
             if path.exists():
@@ -180,21 +184,25 @@ class Watched:
     def num_rounds(self) -> int:
         """How many rounds there are to be; without a run config, those that there are."""
         planned = self.config.get("num-server-rounds")
-        return planned if isinstance(planned, int) and planned > 0 else self.last_round
+        if isinstance(planned, int) and planned > 0:
+            return planned
+        return self.last_round
 
     @cached_property
     def state(self) -> Literal["running", "finished", "stopped", "failed"]:
         """Whether it goes on: it does while it gives signs of life, or is about to begin."""
+        if self.summary.get("last_round_failed"):
+            return "failed"
         if self.summary:
-            return "failed" if self.summary.get("last_round_failed") else "finished"
+            return "finished"
         if self.live.phase == "failed":
             return "failed"
         if self.live.phase in ("finished", "stopped"):
             return "stopped"
         patience = SILENCE
-        if not self.live.time:
+        if not self.live.time and self.seconds_per_round is not None:
             # Without state.json only its tables tell, once a round.
-            patience = max(SILENCE, 3 * (self.seconds_per_round or 0.0))
+            patience = max(SILENCE, 3 * self.seconds_per_round)
         if self.last_sign and self.now - self.last_sign >= patience:
             return "stopped"
         return "running"
@@ -208,7 +216,9 @@ class Watched:
     def seconds_per_round(self) -> float | None:
         """The mean of the last rounds; ``None``: none is over."""
         seconds = [seconds_of(row) for row in self.rounds if row["round"]]
-        return statistics.fmean(seconds[-LATEST_ROUNDS:]) if seconds else None
+        if not seconds:
+            return None
+        return statistics.fmean(seconds[-LATEST_ROUNDS:])
 
     @property
     def end(self) -> float | None:
@@ -232,7 +242,7 @@ class Watched:
         return ""
 
     @property
-    def contradicted(self) -> float | None:
+    def contradicted_share(self) -> float | None:
         """The share of held-out labels of which the last model is sure that they are others."""
         return last_contradicted(self.rounds, self.witness)
 
@@ -247,7 +257,7 @@ class Watched:
         return witness_of(self.provenance)
 
     @cached_property
-    def corrected(self) -> float:
+    def corrected_share(self) -> float:
         """For which share of wrong labels the loss of these data is corrected."""
         with refused_as(ConfigError, f"{self.folder.provenance.path} is not what a run writes"):
             record = self.provenance.get(examined_key(self.provenance), {})
@@ -265,13 +275,12 @@ class Watched:
             last_statuses = {client_id: line["status"][-1] for client_id, line in lines.items()}
             states = self._states(last_statuses)
             total_weight = math.fsum(line["weight"] or 0.0 for line in lines.values())
-            has_shares = 0 < total_weight < 1e30
             for client_id in dict.fromkeys([*lines, *nodes]):
                 values = dict(nodes.get(client_id, WatchedMember(client_id=client_id)))
                 for table in (lines, names, contributions):
                     values.update(table.get(client_id, {}))
                 values["state"] = states.get(client_id, "new")
-                values["share"] = (values["weight"] or 0.0) / total_weight if has_shares else None
+                values["share"] = _share_of(values["weight"], total_weight)
                 members.append(WatchedMember(**values))
             return sorted(members, key=_order_of)
 
@@ -313,6 +322,15 @@ class Watched:
         return states
 
 
+def _share_of(weight: float | None, total: float) -> float | None:
+    """Return a member's share of all weight; ``None`` where there is none to have shares of."""
+    if not 0 < total < 1e30:
+        return None
+    if weight is None:
+        return 0.0
+    return weight / total
+
+
 def _order_of(member: WatchedMember) -> tuple[int, int, str]:
     """Return by what members are sorted: who needs a look comes first."""
     return STATES.index(member.state), -member.misses, member.label
@@ -320,7 +338,9 @@ def _order_of(member: WatchedMember) -> tuple[int, int, str]:
 
 def _read(file: JsonFile) -> dict[str, Any]:
     """Return what a file says; empty where there is none."""
-    return file.read() if file.path.exists() else {}
+    if not file.path.exists():
+        return {}
+    return file.read()
 
 
 def seconds_of(row: Line) -> float:
