@@ -114,7 +114,6 @@ def inspect_examples(
         norm = gradient.double().norm().clamp_min(1e-300).cpu()
         influences.append(of_examples.products / norm)
         losses.append(of_examples.losses)
-    influence = torch.stack(influences).mean(dim=0)  # [n]
     loss = torch.stack(losses).mean(dim=0)  # [n]
     if files and len(files) != len(loss):
         raise DataError(f"there are {len(loss)} examples in {len(files)} files: inspect them again")
@@ -125,21 +124,41 @@ def inspect_examples(
         with own_randomness(0, compute_device):
             features = representations(model, read())
         agreement = neighbour_agreement(features, labels, NEIGHBOURS)
+    influence = torch.stack(influences).mean(dim=0)  # [n]
+    return _lines(task, influence, loss, files, labels, agreement)
 
-    lines = []
-    for rank, example in enumerate((-loss).argsort(stable=True).tolist(), start=1):
-        lines.append(
-            Line(
-                rank=rank,
-                example=example,
-                file=str(files[example]) if files else "",
-                label="" if labels is None else _class_name(task, int(labels[example])),
-                influence=float(influence[example]),
-                loss=float(loss[example]),
-                agreement=None if agreement is None else float(agreement[example]),
-            )
+
+def _lines(
+    task: Task,
+    influence: Tensor,
+    loss: Tensor,
+    files: Sequence[Path],
+    labels: Tensor | None,
+    agreement: Tensor | None,
+) -> list[Line]:
+    """Return a line for each of the n examples, the largest loss first."""
+    file_names = [""] * len(loss)
+    if files:
+        file_names = list(map(str, files))
+    class_names = [""] * len(loss)
+    if labels is not None:
+        class_names = [_class_name(task, int(label)) for label in labels]
+    agreements: list[float | None] = [None] * len(loss)
+    if agreement is not None:
+        agreements = agreement.tolist()
+    examples = (-loss).argsort(stable=True).tolist()
+    return [
+        Line(
+            rank=rank,
+            example=example,
+            file=file_names[example],
+            label=class_names[example],
+            influence=float(influence[example]),
+            loss=float(loss[example]),
+            agreement=agreements[example],
         )
-    return lines
+        for rank, example in enumerate(examples, start=1)
+    ]
 
 
 def _class_name(task: Task, label: int) -> str:
@@ -178,7 +197,9 @@ def _read_labels(batches: Iterable[Any]) -> Tensor | None:
         batch_labels = class_labels(batch)
         if batch_labels is not None:
             labels.append(batch_labels)
-    return torch.cat(labels).cpu() if labels else None
+    if not labels:
+        return None
+    return torch.cat(labels).cpu()
 
 
 def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:

@@ -315,7 +315,10 @@ class MessageGuard:
     def _refuse(self, direction: str, question: Message, error: Exception) -> None:
         """Answer a message with an error that says why, and with nothing else."""
         run_id = question.metadata.run_id
-        reason = printable(str(error) if isinstance(error, FedIFError) else repr(error), 1000)
+        words = repr(error)
+        if isinstance(error, FedIFError):
+            words = str(error)
+        reason = printable(words, 1000)
         logger.warning("run %d: refused: %s", run_id, reason)
         try:
             self._note(direction, question, question.metadata.message_id, {}, reason)
@@ -340,14 +343,20 @@ class MessageGuard:
         """Write a line of the log; ``refusal`` is why the message was refused, if it was."""
         metadata = question.metadata
         run = self._runs.get(metadata.run_id)
+        app = ""
+        if run is not None:
+            app = f"{run.fab_id} {run.fab_hash}"
+        decision = "passed"
+        if refusal:
+            decision = "refused"
         self.log.append(
             direction=direction,
             run=metadata.run_id,
-            app="" if run is None else f"{run.fab_id} {run.fab_hash}",
+            app=app,
             kind=metadata.message_type,
             bytes=sum(len(content) for content in contents.values()),
             digest=digest,
-            decision="refused" if refusal else "passed",
+            decision=decision,
             reason=refusal,
         )
 
@@ -385,8 +394,11 @@ def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
         If it names terms of masking that are none.
     """
     masking = MaskingTerms.read(settings)
+    mode = "off"
+    if masking is not None:
+        mode = masking.mode
     return {
-        "masking.mode": "off" if masking is None else masking.mode,
+        "masking.mode": mode,
         "evidence.receipts": bool(settings.get(RECEIPTS_KEY)),
         "evidence.require-signatures": bool(settings.get(SIGNATURES_KEY)),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import UnionType
-from typing import Annotated, Any, NoReturn, Self
+from typing import Annotated, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord, RecordDict
@@ -191,7 +191,9 @@ class OutgoingPolicy:
             if not len(record):
                 continue  # Its name would be text that is on no list.
             if isinstance(record, ArrayRecord):
-                sent = received.get(_MODEL) if name == _MODEL else None
+                sent = None
+                if name == _MODEL:
+                    sent = received.get(_MODEL)
                 leaving[name] = self._check_arrays(name, sent, record, run_id)
             elif isinstance(record, MetricRecord):
                 leaving[name] = self._check_metrics(name, record)
@@ -289,15 +291,15 @@ class OutgoingPolicy:
             value = config[name]
             if path not in self._formats:
                 _refuse("a value of a ConfigRecord is not on the list", path)
-            kind, most, is_beside = _read_format(self._formats[path])
-            if not isinstance(value, _KINDS[kind]):
+            form = _read_format(self._formats[path])
+            if not isinstance(value, _KINDS[form.kind]):
                 _refuse("a value of a ConfigRecord is of another kind than the list says", path)
-            if not (is_answer or is_beside):
+            if not is_answer and not form.leaves_with_updates:
                 _refuse("a value of a ConfigRecord leaves in the answer to a query alone", path)
             if isinstance(value, int | float):
-                leaving[name] = _number(path, value, most or self.settings.metric_digits)
+                leaving[name] = _number(path, value, form.most or self.settings.metric_digits)
             else:
-                _require_short(path, value, most)
+                _require_short(path, value, form.most)
                 leaving[name] = value
         return ConfigRecord(leaving)
 
@@ -330,22 +332,41 @@ def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
             "an array is of another type or shape than the model's",
             f"{path} {array.dtype}{array.shape}, not {sent.dtype}{sent.shape}",
         )
-    return sent.dtype.kind == "f" and not is_statistic(name) and bool(np.isfinite(sent).all())
+    if sent.dtype.kind != "f" or is_statistic(name):
+        return False
+    return bool(np.isfinite(sent).all())
 
 
-def _read_format(text: str) -> tuple[str, int, bool]:
-    """Return a value's kind, its digits or bytes at most, and whether it leaves with updates.
+class _Format(NamedTuple):
+    """What the list says of a value of a ConfigRecord.
 
-    ``number[10] with-updates`` is ``("number", 10, True)``; a number without digits has 0.
+    Attributes
+    ----------
+    kind : str
+        What it is: one of ``_KINDS``.
+    most : int
+        Its digits or bytes at most; 0: a number's digits are not said.
+    leaves_with_updates : bool
+        Whether it leaves with updates too, not in the answer to a query alone.
     """
+
+    kind: str
+    most: int
+    leaves_with_updates: bool
+
+
+def _read_format(text: str) -> _Format:
+    """Return what a line of the list says, such as ``number[10] with-updates``."""
     form, _, beside = text.partition(" ")
     kind, _, most = form.removesuffix("]").partition("[")
-    return kind, int(most or 0), bool(beside)
+    return _Format(kind, int(most or 0), leaves_with_updates=beside != "")
 
 
 def _require_short(path: str, value: object, most: int) -> None:
     """Refuse a text or bytes of more than ``most`` bytes."""
-    content = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+    content = value
+    if isinstance(value, str):
+        content = value.encode(errors="surrogatepass")
     if isinstance(content, bytes) and len(content) > most:
         _refuse("a value of a ConfigRecord is too long", f"{path}, of {len(content)} bytes")
 
@@ -354,8 +375,10 @@ def _number(path: str, value: float, digits: int) -> float:
     """Return a number as it may leave: a whole one below ten million, or so many digits."""
     if isinstance(value, bool):
         return value
+    leaving = value
     is_count = float(value).is_integer() and abs(value) < _COUNTS
-    leaving = value if is_count else rounded(value, digits)
+    if not is_count:
+        leaving = rounded(value, digits)
     leaving = leaving + 0  # -0 becomes 0.
     if not math.isfinite(leaving) or (isinstance(leaving, int) and abs(leaving) >= 2**63):
         _refuse("a number is not finite", path)

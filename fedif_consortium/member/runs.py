@@ -66,15 +66,20 @@ def _is_number(accepted: Accepted) -> bool:
     """Return whether a run-config key may have numbers alone."""
     if isinstance(accepted, Range):
         return True
-    choices = accepted if isinstance(accepted, list) else [accepted]
-    return all(
-        isinstance(choice, int | float) and not isinstance(choice, bool) for choice in choices
-    )
+    choices = [accepted]
+    if isinstance(accepted, list):
+        choices = [*accepted]
+    for choice in choices:
+        if isinstance(choice, bool) or not isinstance(choice, int | float):
+            return False
+    return True
 
 
 def _is_same(value: object, other: Scalar) -> bool:
     """Return whether two values are equal in a run config, where true is not 1, as in Python."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
+    if isinstance(value, bool) != isinstance(other, bool):
+        return False
+    return value == other
 
 
 class RunRules(Settings):
@@ -227,7 +232,9 @@ def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> N
     """Raise RefusedByMemberError, with what a member accepts of a key, unless allowed."""
     if is_allowed:
         return
-    words = " or ".join(map(repr, accepted)) if isinstance(accepted, list) else str(accepted)
+    words = str(accepted)
+    if isinstance(accepted, list):
+        words = " or ".join(map(repr, accepted))
     raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
 
 
@@ -336,7 +343,9 @@ class RoundCounts:
             _require_few(counts.evaluations, most_rounds, "evaluations", clock)
         else:
             counts.queries += 1
-            most_queries = most_rounds + MORE_QUERIES if most_rounds else 0
+            most_queries = 0  # Any.
+            if most_rounds:
+                most_queries = most_rounds + MORE_QUERIES
             _require_few(counts.queries, most_queries, "queries", clock)
         counts.messages += 1
         _require_few(counts.messages, rules.most_messages_a_day, "messages", clock)
