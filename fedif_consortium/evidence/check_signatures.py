@@ -200,9 +200,9 @@ class _SignatureCheck:
             for earlier, later in pairwise(client_ids):
                 last = max(rounds_by_id[earlier])
                 if min(rounds_by_id[later]) <= last:
-                    key = f"the key of {holder}"
-                    if isinstance(holder, bytes):  # A key of which no holder is known.
-                        key = "one key"
+                    key = "one key"
+                    if isinstance(holder, str):  # Else nobody says whose key it is.
+                        key = f"the key of {holder}"
                     raise StatementError(
                         f"{self._name_with_id(earlier)} and {self._name_with_id(later)} are "
                         f"both signed for with {key}, as late as round {last}; allowed: one of them"

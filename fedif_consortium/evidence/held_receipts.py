@@ -86,7 +86,9 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
         Naming a file that is damaged, says what nobody signed, or is another member's than those
         beside it.
     """
-    run_folder = folder if folder.name == run else folder / run
+    run_folder = folder
+    if folder.name != run:
+        run_folder = folder / run
     paths = sorted(run_folder.glob("*.json"))
     if not paths:
         raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}{_others(folder)}")

@@ -170,7 +170,9 @@ class ReceiptKeeper:
         """Remember what goes out in a round of an attempt."""
         self._memory.sent.pop(server_round, None)  # The server says which round it is.
         self._memory.sent[server_round] = (sent, self._memory.size)
-        content = agreed.model_dump() if signed is None else signed.cells()
+        content = agreed.model_dump()
+        if signed is not None:
+            content = signed.cells()
         content["round"] = server_round
         content["node_id"] = self._node_id
         content["sent"] = sent.hex()

@@ -167,7 +167,9 @@ class Flower:
 
     def submit(self, app: Path, run_config: str) -> int:
         """Begin a run; return its id."""
-        options = ["--run-config", run_config] if run_config else []
+        options: list[str] = []
+        if run_config:
+            options = ["--run-config", run_config]
         answer = self._call("run", app, self.connection, *options)
         return int(answer["run-id"])
 
@@ -262,7 +264,9 @@ def _submit(
     waiting: list[str] = []
     while True:
         with exclusive_lock(lock):
-            others = [] if beside else _unfinished(flower)
+            others: list[str] = []
+            if not beside:
+                others = _unfinished(flower)
             if not others:
                 return flower.submit(app, run_config)
         others_named = f"run {', '.join(others)}"
@@ -323,7 +327,12 @@ def _checked_config(app: Path, run_config: str) -> str:
     Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks.
     """
     is_file = run_config.endswith(".toml") and "=" not in run_config
-    overrides = read_toml(Path(run_config)) if is_file else parse_overrides(run_config)
+    if is_file:
+        overrides = read_toml(Path(run_config))
+        checked = run_config
+    else:
+        overrides = parse_overrides(run_config)
+        checked = config_text(overrides)
     pyproject = read_toml(app / "pyproject.toml")
     with refused_as(ConfigError, f"{app} is no app of Flower; name its folder with --app"):
         app_config = pyproject["tool"]["flwr"]["app"].get("config", {})
@@ -331,7 +340,7 @@ def _checked_config(app: Path, run_config: str) -> str:
         for key in _keys(overrides):
             if key not in known_keys:
                 raise ConfigError(unknown_key(key, known_keys))
-    return run_config if is_file else config_text(overrides)
+    return checked
 
 
 def _keys(config: Mapping[str, Any], before: str = "") -> Iterator[str]:

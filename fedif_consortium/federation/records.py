@@ -49,7 +49,9 @@ class FederationSettings(Settings):
     @property
     def bind(self) -> str:
         """Where the SuperLink listens."""
-        return self.superlink if self.proxy else self.listen
+        if self.proxy:
+            return self.superlink
+        return self.listen
 
     @property
     def address(self) -> str:
@@ -87,7 +89,9 @@ class Member(Settings):
         """How far it has come: ``invited``, ``registered`` or ``removed``."""
         if self.removed:
             return "removed"
-        return "registered" if self.node_id else "invited"
+        if self.node_id:
+            return "registered"
+        return "invited"
 
 
 class FederationFolder:

@@ -68,7 +68,9 @@ class MaskingTerms(BaseModel):
     @property
     def mode(self) -> str:
         """The ``masking.mode`` of a run that sends them."""
-        return "trial" if self.trial_secret else "keeper"
+        if self.trial_secret:
+            return "trial"
+        return "keeper"
 
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:

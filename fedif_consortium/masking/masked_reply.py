@@ -66,7 +66,9 @@ def check_masking(node: NodeConfig, mode: str) -> str:
         "'keeper' where the node config has keeper-key and signing-key, else 'off' and 'trial'"
     )
     require(names_keeper == needs_keeper, "masking.mode", mode, allowed)
-    return "a keeper of this member's choice" if names_keeper else f"masking = {mode!r}"
+    if names_keeper:
+        return "a keeper of this member's choice"
+    return f"masking = {mode!r}"
 
 
 def masked_round(
@@ -86,9 +88,10 @@ def masked_round(
     settings = cast(ConfigRecord, received["config"])
     terms = MaskingTerms.read(settings)
     node = NodeConfig.from_node_config(context.node_config)
-    check_masking(node, "off" if terms is None else terms.mode)
     if terms is None:
+        check_masking(node, "off")
         return call_next(message, context)
+    check_masking(node, terms.mode)
     keeper, signing_key = _keys_for(terms, node)
     config, task = agreed(settings, node, task)
     _require_plain_training(config, task, terms)
@@ -135,8 +138,8 @@ def _require_plain_training(config: ClientConfig, task: Task, terms: MaskingTerm
     """
     is_plain = type(build_local_method(config, task, config.seed)) is LocalMethod
     require(is_plain, "local-method", config.local_method, "'sgd' in masked rounds")
-    is_honest = config.attack == "none" or bool(terms.trial_secret)
-    require(is_honest, "attack", config.attack, "'none' in masked rounds")
+    if not terms.trial_secret:
+        require(config.attack == "none", "attack", config.attack, "'none' in masked rounds")
 
 
 def content_hash(received: RecordDict) -> bytes:

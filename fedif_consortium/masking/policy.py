@@ -167,7 +167,9 @@ class KeeperPolicy(Settings):
             else:
                 high = middle
         capped = cut(low)
-        return capped if self._allows(capped) else weights
+        if not self._allows(capped):
+            return weights
+        return capped
 
     def _allows(self, weights: NDArray[np.float64]) -> bool:
         encoded, _ = encode_weights(weights)

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedif_consortium.evidence.keys import read_key_file
+from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.member.message_guard import Connection, MessageGuard
 from fedif_consortium.member.own_replies import app_config
 from fedif_consortium.member.policy import MemberPolicy, read_member_policy
@@ -64,7 +64,9 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
     key_path = login_key(arguments)
-    key = read_key_file(Path(key_path), "--auth-supernode-private-key") if key_path else None
+    key: SigningKey | None = None
+    if key_path:
+        key = read_key_file(Path(key_path), "--auth-supernode-private-key")
     guard = MessageGuard(policy, key)
     _use_own_folder(policy.state / APPS)
     start = command.start_client_internal

@@ -52,7 +52,9 @@ class NodeLog:
         """
         line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         for name, value in entry.items():
-            line[name] = printable(value, 1000) if isinstance(value, str) else value
+            line[name] = value
+            if isinstance(value, str):
+                line[name] = printable(value, 1000)
         self._chain.append(line)
 
     def close(self) -> None:

@@ -105,6 +105,9 @@ class OwnReplies:
 
         agreed_run = agreed_in(settings)
         receipts = self._receipts(run, settings)
+        head = b""
+        if receipts is not None:
+            head = receipts.last_root
         signed = None
         if self._key is not None:
             signed = sign_reply(
@@ -114,7 +117,7 @@ class OwnReplies:
                 run=run,
                 asked_in=server_round,
                 node_id=self._context.node_id,
-                head=b"" if receipts is None else receipts.last_root,
+                head=head,
                 **agreed_run.terms(),
             )
         if receipts is None:

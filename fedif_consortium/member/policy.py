@@ -70,7 +70,9 @@ def read_member_policy(path: Path) -> MemberPolicy:
     if path.is_dir():
         path = path / FILE
         has_defaults = not path.exists()
-    content = {} if has_defaults else read_toml(path)
+    content: dict[str, Any] = {}
+    if not has_defaults:
+        content = read_toml(path)
     folder = path.parent.absolute()
     try:
         sections = {name: take_section(content, name) for name in SECTIONS}

@@ -79,5 +79,6 @@ def _may_be_missing(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     """
     if key in defaults and value == defaults[key]:
         return True
-    in_every_run = "." not in key or key in own_defaults()
-    return value in OFF and not in_every_run
+    if "." not in key or key in own_defaults():  # Every run has it.
+        return False
+    return value in OFF

@@ -14,7 +14,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from fedif_consortium.evidence.attempts import Attempts, read_attempts
+from fedif_consortium.evidence.attempts import Attempt, Attempts, read_attempts
 from fedif_consortium.evidence.check_receipts import last_head
 from fedif_consortium.evidence.keys import (
     SigningKey,
@@ -263,13 +263,16 @@ def _signed_files(
     if not has_model:
         raise ConfigError(f"{run.model} holds no model: a statement is about the model of its run")
     attempts = read_attempts(records.provenance)
+    all_attempts: list[Attempt] = []
+    if attempts is not None:
+        all_attempts = list(attempts.attempts)
     manifest = Manifest(
         run=run.path.name,
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         contact=contact,
         public_key=base64.b64encode(public_der(key.public_key())).decode(),
         agreed=agreed_in_last(attempts),
-        attempts=[] if attempts is None else list(attempts.attempts),
+        attempts=all_attempts,
         head=last_head(run),
         **hashes_of(records.provenance),
         made_with=made_with(),

@@ -119,7 +119,8 @@ def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
                 f"{expected:.6g}"
             )
     for before, row in pairwise(rounds):
-        both_diverged = not (math.isfinite(before.loss_after) or math.isfinite(row.loss_before))
+        losses = (before.loss_after, row.loss_before)
+        both_diverged = not any(map(math.isfinite, losses))
         is_same = math.isclose(before.loss_after, row.loss_before, rel_tol=SAME_LOSS)
         if not is_same and not both_diverged:
             raise StatementError(

@@ -69,7 +69,9 @@ def examine_again(
         held_out, not_compared = _without_what_took_too_long(held_out, recorded)
     _, record = corrected_task(loaded, Correction.of(check, held_out), held_out)
     _compare(key, provenance[key], json.loads(json.dumps(record)))
-    return f"{key}: {not_compared}" if not_compared else ""
+    if not_compared:
+        return f"{key}: {not_compared}"
+    return ""
 
 
 def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:

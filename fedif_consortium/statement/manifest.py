@@ -280,7 +280,9 @@ def _read_statement(payload: bytes) -> SignedStatement:
         If it is none.
     """
     content = parse_json(payload)
-    kind = content.get("predicateType") if isinstance(content, dict) else None
+    kind = None
+    if isinstance(content, dict):
+        kind = content.get("predicateType")
     if kind != PREDICATE_TYPE and _OTHER_VERSION.fullmatch(str(kind)):
         raise StatementError(
             f"{ENVELOPE} is a statement of another version, {kind}: here is {PREDICATE_TYPE}, and "

@@ -179,7 +179,9 @@ class OwnParts(Callback, Kept):
         last_round: int,  # noqa: ARG002
     ) -> None:
         """Go on with these sums; without any, with the rounds that come."""
-        self.sums = dict(memory["sums"]) if memory else {}
+        self.sums = {}
+        if memory:
+            self.sums = dict(memory["sums"])
 
 
 class OwnPartsOfRun(RunPart):

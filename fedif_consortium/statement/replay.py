@@ -105,10 +105,12 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
         attributed = _attribute(measuring, steps, records, taken_back)
         compared = _compare(records, attributed)
         weighed = weigh_again(records, weighing, steps, taken_back)
-        examined = tuple(key for key, words in not_compared.items() if not words)
+        examined: tuple[str, ...] = ()
         not_examined: tuple[str, ...] = ()
-        if not loaded.config.section(ValidationSettings).vet:
-            examined, not_examined = (), tuple(not_compared)
+        if loaded.config.section(ValidationSettings).vet:
+            examined = tuple(key for key, words in not_compared.items() if not words)
+        else:
+            not_examined = tuple(not_compared)
         return compared._replace(
             weighed=weighed.rounds,
             examined=examined,
@@ -156,7 +158,9 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
 def _paying_part(records: RunRecords, loaded: LoadedTask) -> LoadedTask | None:
     """Return the secret data that paid; ``None``: there were none."""
     salt = records.salt()
-    return paying_part(loaded, salt) if salt else None
+    if not salt:
+        return None
+    return paying_part(loaded, salt)
 
 
 def _examine_again(
@@ -346,7 +350,9 @@ def _require_led(
     for share, own_step in zip(shares, by_themselves, strict=False):
         expected.add_(own_step.double(), alpha=share)
     # Half precision of either kind rounds what clients receive.
-    dtype = torch.bfloat16 if model.layout.narrows else step.before.params.dtype
+    dtype = step.before.params.dtype
+    if model.layout.narrows:
+        dtype = torch.bfloat16
     roundings = 4 * max(1.0, sum(shares)) * torch.finfo(dtype).eps
     allowed = _SAME_STEP * float(expected.norm())
     allowed += roundings * float(before.norm() + after.norm())
@@ -402,6 +408,20 @@ def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, 
     return keyed
 
 
+class _Difference(NamedTuple):
+    """A cell that is not the recorded one; of several the smallest is told.
+
+    ``place`` is the line's, ``was`` what is recorded, and ``now`` what was computed.
+    """
+
+    round: int
+    rank: int
+    place: tuple[int, ...]
+    column: str
+    was: str
+    now: str
+
+
 def _compare_table(
     records: RunRecords,
     table: Table,
@@ -412,7 +432,7 @@ def _compare_table(
 
     A changed update changes what is usual for everybody: contributions tell whose it was.
     """
-    different = []
+    different: list[_Difference] = []
     for place in recorded.keys() | recomputed.keys():
         recorded_line = recorded.get(place, {})
         line = recomputed.get(place, {})
@@ -421,11 +441,12 @@ def _compare_table(
             was = recorded_line.get(column, "")
             now = _text(line.get(column))
             if was != now:
-                rank = -1 if column == "contribution" else index
-                different.append((place[0], rank, place, (column, was, now)))
+                rank = index
+                if column == "contribution":
+                    rank = -1
+                different.append(_Difference(place[0], rank, place, column, was, now))
     if different:
-        _, _, place, cell = min(different)
-        raise StatementError(_difference(records, table, place, cell))
+        raise StatementError(_in_words(records, table, min(different)))
 
 
 def _text(value: object) -> str:
@@ -433,22 +454,20 @@ def _text(value: object) -> str:
     return csv_text([[value, ""]]).removesuffix(",\n")
 
 
-def _difference(
-    records: RunRecords, table: Table, place: tuple[int, ...], cell: tuple[str, str, str]
-) -> str:
-    """Return which cell is another one, by how much and why that may be, in words."""
-    column, was, now = cell
-    where = f"round {place[0]}"
-    if len(place) > 1:
-        where += f", client {place[1]}"
+def _in_words(records: RunRecords, table: Table, cell: _Difference) -> str:
+    """Return which cell is another one, by how much and why that may be."""
+    where = f"round {cell.round}"
+    if len(cell.place) > 1:
+        _, client_id = cell.place
+        where += f", client {client_id}"
     modules = hashes_here(records.provenance.get(MODULES, {}))
     version = ""
     if records.provenance["code_sha256"] != code_hash(modules):
         version = "; this is another version of the code"
     return (
-        f"{table.path.name}: {where}: {column} = {was or 'nothing'} is recorded, the updates in "
-        f"{records.folder.updates.name}/ give {now or 'nothing'} (relative difference "
-        f"{_relative_difference(was, now)}){version}"
+        f"{table.path.name}: {where}: {cell.column} = {cell.was or 'nothing'} is recorded, the "
+        f"updates in {records.folder.updates.name}/ give {cell.now or 'nothing'} (relative "
+        f"difference {_relative_difference(cell.was, cell.now)}){version}"
     )
 
 

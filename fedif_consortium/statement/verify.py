@@ -137,7 +137,9 @@ def verify(
     if is_alone and (run.statement.exists() or run.results()):
         raise StatementError(f"{ENVELOPE} lies beside a run's records, and belongs below them")
     if (is_page or is_alone) and receipts:
-        kind = "page" if is_page else "statement without its run"
+        kind = "statement without its run"
+        if is_page:
+            kind = "page"
         raise ConfigError(f"{str(path)!r} is a {kind}; receipts are checked against a run's folder")
     if not is_page and not is_alone and not run.statement.is_dir():
         raise ConfigError(f"{str(path)!r} is no run with a statement: `fedif statement` makes one")

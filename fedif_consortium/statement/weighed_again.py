@@ -98,7 +98,10 @@ def _weighed_without_step(records: RunRecords, steps: Mapping[int, Step]) -> set
 
 def _remembers(strategy: ScreenedStrategy) -> bool:
     """Tell whether a strategy's weights depend on the updates of earlier rounds."""
-    return bool(strategy.stages.remembering or strategy.learned().keys() - {"stages"})
+    if strategy.stages.remembering:
+        return True
+    learned_beside_stages = strategy.learned().keys() - {"stages"}
+    return len(learned_beside_stages) > 0
 
 
 def _compare(step: Step, strategy: ScreenedStrategy, name: str) -> None:

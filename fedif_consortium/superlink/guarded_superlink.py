@@ -57,7 +57,9 @@ def wait_for_database() -> None:
 def _path_in(variable: str) -> Path | None:
     """Return the path that a variable of the environment names; ``None``: it names none."""
     path = os.environ.get(variable)
-    return Path(path) if path else None
+    if not path:
+        return None
+    return Path(path)
 
 
 def keys_not_let_in() -> frozenset[str]:
