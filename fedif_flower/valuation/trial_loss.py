@@ -17,6 +17,7 @@ from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 from fedif_flower.valuation.trial_functions import (
+    Divided,
     Sized,
     at_two_models,
     divide,
@@ -261,9 +262,9 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
 
 
 def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
-    """Raise ConfigError if ``batch_loss`` gives the sum over a batch in place of the mean.
+    """Raise ConfigError if ``batch_loss`` gives the sum over a batch, or one size for all batches.
 
-    One that is neither, such as a loss of pairs within a batch, is warned of. It is tried as
+    One that is no mean either, such as a loss of pairs within a batch, is warned of. It is tried as
     :func:`require_mean` tries a ``loss_fn``; a model that draws at random is not tried.
     """
     if isinstance(objective, PairObjective):
@@ -274,15 +275,21 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
     def attempt() -> str:
         nonlocal is_sum
         divided = divide(partial(_sized_loss, model, objective), examples)
-        if divided is None or divided.is_mean:
+        if divided is None:
+            return ""
+        _require_own_sizes(divided)
+        if divided.is_mean:
             return ""
         is_sum = divided.is_sum
-        return str(divided)
+        sizes = [sized.size for sized in (divided.whole, divided.first, divided.second)]
+        return f"{divided} (it returns {_and_last(sizes)} as what they divide by)"
 
     try:
         examples = _unlike_examples(batches)
         with model.evaluation_mode():
             why = at_two_models(model, attempt)
+    except ConfigError:
+        raise
     except Exception as error:
         _say_untried("batch_loss", batches, error)
         return
@@ -292,6 +299,27 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
         )
     if why:
         logger.warning("batch_loss %s", why)
+
+
+def _require_own_sizes(divided: Divided) -> None:
+    """Raise ConfigError where a loss says the same size of all examples and of parts of them.
+
+    The number of a dictionary's keys is one: batches count alike, however many examples they have.
+    """
+    size = divided.whole.size
+    if not size or size != divided.first.size or size != divided.second.size:
+        return
+    counts = (sum(divided.counts), *divided.counts)
+    raise ConfigError(
+        f"batch_loss returns {size:g} for {_and_last(counts)} examples; allowed: what the mean "
+        'divides by, such as len(batch["label"])'
+    )
+
+
+def _and_last(numbers: Sequence[float]) -> str:
+    """Return numbers as a list in words: ``64, 21 and 43``."""
+    *others, last = [f"{number:g}" for number in numbers]
+    return f"{', '.join(others)} and {last}"
 
 
 def _sized_loss(model: FlatModel, objective: Objective, batch: Any) -> Sized:

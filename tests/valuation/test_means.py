@@ -239,6 +239,19 @@ def test_a_batch_loss_of_pairs_is_warned_of_and_a_mean_is_not(caplog):
     assert message.startswith("batch_loss gives ")
     assert "for 40 examples, but" in message
     assert "for 13 and 27 of them" in message
+    assert message.endswith("(it returns 40, 13 and 27 as what they divide by)")
+
+
+def test_a_batch_loss_that_returns_the_same_size_for_all_batches_is_refused():
+    """The number of keys: seven examples and the last five would count alike."""
+
+    def by_keys(model, batch):
+        return functional.cross_entropy(model(batch["rows"]), batch["label"]), len(batch)
+
+    batches = [{"rows": ROWS[i : i + 7], "label": LABELS[i : i + 7]} for i in range(0, 40, 7)]
+    words = r"^batch_loss returns 2 for 7, 2 and 5 examples; allowed: what .* len\(batch\["
+    with pytest.raises(ConfigError, match=words):
+        judged(linear(), batches, batch_loss=by_keys)
 
 
 def test_a_batch_loss_of_which_a_part_counts_nothing_is_a_mean(caplog):
