@@ -138,35 +138,6 @@ def _row(batch: Any, row: int) -> Any:
     return take_rows(batch, torch.tensor([row]))
 
 
-@torch.no_grad()
-def representations(model: nn.Module, batches: Iterable[Any]) -> Tensor:
-    """Return what a model's last linear layer is given ``[n, f]``; without one, its output.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        In eval mode.
-    batches : iterable
-        ``(inputs, targets)``, as :class:`~fedif_flower.valuation.objective.PairObjective` has them.
-    """
-    features: list[Tensor] = []
-    seen: list[Tensor] = []  # By the hook, in the batch at hand.
-    linear_layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if linear_layers:
-        last = linear_layers[-1]
-        handle = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    else:
-        handle = model.register_forward_hook(lambda _m, _a, outputs: seen.append(outputs))
-    try:
-        for *inputs, _ in batches:
-            model(*inputs)
-            features.append(seen[-1].flatten(1).float().cpu())
-            seen.clear()
-    finally:
-        handle.remove()
-    return torch.cat(features)
-
-
 def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
     r"""Return which share of each example's nearest others has its label.
 

@@ -14,7 +14,6 @@ from fedif_consortium.evidence.kept_gradients import KeptGradient
 from fedif_consortium.member.example_influence import (
     example_influence,
     neighbour_agreement,
-    representations,
 )
 from fedif_flower.client.trust import client_site, require_trusted
 from fedif_flower.devices import select_device
@@ -27,7 +26,7 @@ from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.tasks.batches import read_batches
 from fedif_flower.tasks.config import IMAGES, OWN, TaskConfig
 from fedif_flower.tasks.data.sources.image_folder import list_images
-from fedif_flower.tasks.modules import own_randomness
+from fedif_flower.tasks.modules import last_layer_inputs, own_randomness
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.rows import class_labels
 from fedif_flower.tasks.structures import to_device
@@ -53,7 +52,8 @@ class Line(NamedTuple):
     loss : float
         The example's own, mean over the rounds.
     agreement : float, optional
-        Share of its neighbours with its label; ``None`` where there are no classes.
+        Share of its neighbours with its label; ``None`` where there are no classes, or the model's
+        answers to one batch and another cannot be compared.
     """
 
     rank: int
@@ -122,8 +122,9 @@ def inspect_examples(
     agreement = None
     if labels is not None and isinstance(objective, PairObjective) and len(labels) > 1:
         with own_randomness(0, compute_device):
-            features = representations(model, read())
-        agreement = neighbour_agreement(features, labels, NEIGHBOURS)
+            features = last_layer_inputs(model, read())
+        if features is not None:
+            agreement = neighbour_agreement(features.cpu(), labels, NEIGHBOURS)
     influence = torch.stack(influences).mean(dim=0)  # [n]
     return _lines(task, influence, loss, files, labels, agreement)
 

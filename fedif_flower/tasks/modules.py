@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from threading import RLock
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedif_flower.errors import ConfigError
+from fedif_flower.tasks.rows import num_examples
 
 # Torch's own generators belong to the process: one thread at a time may seed them.
 _randomness = RLock()
@@ -82,6 +84,82 @@ def output_layer(model: nn.Module, user: str) -> OutputLayer:
     if layer is None:
         raise ConfigError(f"the model has no fully connected layer, which {user} looks at")
     return layer
+
+
+def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None:
+    """Return what a model's last fully connected layer is given of each example ``[n, f]``.
+
+    The last is the one that is called last: a model may have others that it calls in training
+    alone. Where none is called, or it is given another number of rows than there are examples, as
+    one for each token, the model's outputs stand for them.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        In eval mode.
+    batches : iterable
+        ``(inputs, targets)``; of more than two, the last are the targets and the others the model's
+        arguments.
+
+    Returns
+    -------
+    Tensor, optional
+        float32. ``None`` where outputs do not have a row for each example either, or have rows of
+        another length in each batch, as padded sequences do.
+    """
+    layer_inputs: list[Any] = []  # Of all fully connected layers, in the batch at hand.
+
+    def keep_input(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        layer_inputs.append(next(chain(arguments, keywords.values())))
+
+    hooks = [
+        module.register_forward_pre_hook(keep_input, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, nn.Linear)
+    ]
+    features = []  # By batch; None where the layer has none of its examples.
+    outputs = []
+    try:
+        with evaluation_mode(model)():
+            for *arguments, targets in batches:
+                layer_inputs.clear()
+                answer = model(*arguments)
+                count = num_examples(targets)
+                features.append(_feature_rows(layer_inputs, count))
+                outputs.append(_output_rows(answer, count))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    joined = _join_rows(features)
+    if joined is None:
+        return _join_rows(outputs)
+    return joined
+
+
+def _feature_rows(layer_inputs: Sequence[Any], count: int) -> Tensor | None:
+    """Return the last of these ``[count, f]`` in float32; ``None``: it has other rows."""
+    if not layer_inputs:
+        return None
+    last: Tensor = layer_inputs[-1]
+    if last.dim() != 2 or len(last) != count:
+        return None
+    return last.float()
+
+
+def _output_rows(outputs: Any, count: int) -> Tensor | None:
+    """Return a model's outputs ``[count, f]`` in float32; ``None``: it has other rows."""
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count:
+        return None
+    return outputs.unsqueeze(1).flatten(1).float()
+
+
+def _join_rows(pieces: Sequence[Tensor | None]) -> Tensor | None:
+    """Return the rows of all batches ``[n, f]``; ``None``: one has none, or others are longer."""
+    there = [piece for piece in pieces if piece is not None]
+    lengths = {piece.shape[1] for piece in there}
+    if len(there) < len(pieces) or len(lengths) != 1:
+        return None
+    return torch.cat(there)
 
 
 def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,10 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.devices import torch_threads
+from fedif_flower.errors import ValuationError
 from fedif_flower.seeding import derive_seed, torch_generator
 from fedif_flower.tasks.modules import (
     copy_module,
     evaluation_mode,
+    last_layer_inputs,
     seeded_randomness,
     trainable_parameters,
 )
@@ -379,6 +380,10 @@ def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
     return -log_chance_of_label(log_p, noise, logits.shape[1]).mean()
 
 
+class _OutOfTimeError(Exception):
+    """There is no time left to ask a model about the next examples."""
+
+
 def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
     """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
     outputs = []
@@ -392,38 +397,27 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
 def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     """Return what a model's last fully connected layer is given of each example, ``[n, features]``.
 
-    Each feature has mean 0 and deviation 1 over the examples. Where the model has no such layer, or
-    that is given another number of rows, as one of each token, they are its outputs. ``None`` where
-    that takes longer than it may, in seconds.
+    They are those of :func:`~fedif_flower.tasks.modules.last_layer_inputs`, with mean 0 and
+    deviation 1 over the examples. ``None`` where that takes longer than it may, in seconds.
+
+    Raises
+    ------
+    ValuationError
+        If neither such a layer nor the model gives a row for each example.
     """
-    began = time.perf_counter()
-    layer_inputs: list[Tensor] = []  # Of the fully connected layers, in a pass.
+    ends = time.perf_counter() + seconds
 
-    def keep_input(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        layer_inputs.append(next(chain(arguments, keywords.values())))
+    def read() -> Iterator[Any]:
+        for rows in torch.split(torch.arange(len(batch[-1])), _AT_ONCE):
+            if time.perf_counter() > ends:
+                raise _OutOfTimeError
+            yield take_rows(batch, rows)
 
-    hooks = [
-        module.register_forward_pre_hook(keep_input, with_kwargs=True)
-        for module in model.modules()
-        if isinstance(module, nn.Linear)
-    ]
-    count = num_rows(batch) or 0
-    pieces = []
     try:
-        with evaluation_mode(model)():
-            for chunk in torch.split(torch.arange(count), _AT_ONCE):
-                if time.perf_counter() - began > seconds:
-                    return None
-                layer_inputs.clear()
-                *inputs, _ = take_rows(batch, chunk)
-                outputs = model(*inputs)
-                last = layer_inputs[-1] if layer_inputs else outputs
-                if last.dim() != 2 or len(last) != len(chunk):
-                    last = outputs
-                pieces.append(last.float())
-    finally:
-        for hook in hooks:
-            hook.remove()
-    features = torch.cat(pieces)
+        features = last_layer_inputs(model, read())
+    except _OutOfTimeError:
+        return None
+    if features is None:
+        raise ValuationError("the model does not answer in a row for each example")
     deviation = features.std(dim=0)
     return (features - features.mean(dim=0)) / deviation.clamp_min(1e-6)

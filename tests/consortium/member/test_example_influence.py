@@ -8,7 +8,6 @@ from torch.nn import functional
 from fedif_consortium.member.example_influence import (
     example_influence,
     neighbour_agreement,
-    representations,
 )
 from fedif_flower.valuation.objective import Objective, PairObjective
 from tests.valuation.models import whole
@@ -72,13 +71,3 @@ def test_agreement_of_neighbours_by_hand():
     features = torch.tensor([[1.0, 0.0], [2.0, 0.1], [0.0, 1.0], [0.1, 5.0]])
     labels = torch.tensor([0, 0, 1, 0])
     assert neighbour_agreement(features, labels, 1).tolist() == [1.0, 1.0, 0.0, 0.0]
-
-
-def test_representations_are_what_the_last_linear_layer_is_given():
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2)).eval()
-    with torch.no_grad():
-        model[0].weight.copy_(torch.eye(2))
-    batches = [(torch.tensor([[1.0, -1.0]]), torch.tensor([0]))] * 2
-    assert representations(model, batches).tolist() == [[1.0, 0.0]] * 2
-    assert not model[2]._forward_pre_hooks
-    assert representations(nn.Flatten(), batches).tolist() == [[1.0, -1.0]] * 2

@@ -87,6 +87,89 @@ def test_a_member_without_examples_has_none_to_inspect():
         inspect_examples(regression(), data, [kept([1.0, 0.0], [1.0] * 3)], device="cpu")
 
 
+class TwoHeads(nn.Module):
+    """Registers a layer last that it does not call: a head for training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+        self.auxiliary_head = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.head(inputs)
+
+
+class ByName(nn.Module):
+    """Gives its layer the input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(input=inputs)
+
+
+class OfTokens(nn.Module):
+    """Adds up what a layer answers for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(9, 4)
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.words(tokens)).sum(dim=1)
+
+
+class OfImages(nn.Module):
+    """Answers for each pixel, in images of any width: outputs are of another size in each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv1d(1, 2, 1)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.layer(rows)
+
+
+def mean_over_pixels(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(outputs.mean(dim=2), labels)
+
+
+SIDES = torch.tensor([0, 1, 0, 1])
+POINTS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 0.0], [0.0, 2.0]])
+
+
+@pytest.mark.parametrize("kind", [TwoHeads, ByName])
+def test_neighbours_are_told_whichever_layer_is_called_last_and_however(kind):
+    task = classes(model=kind)
+    lines = inspect_examples(task, (POINTS, SIDES), [kept_start(task)], device="cpu")
+    assert [line.agreement for line in lines] == [pytest.approx(1 / 3)] * 4  # Of three others.
+
+
+def test_neighbours_are_told_where_each_batch_of_tokens_is_padded_for_itself():
+    task = classes(model=OfTokens)
+    batches = [(torch.ones(2, 7).long(), SIDES[:2]), (torch.ones(2, 3).long(), SIDES[2:])]
+    lines = inspect_examples(task, batches, [kept_start(task)], device="cpu")
+    assert [line.agreement for line in lines] == [pytest.approx(1 / 3)] * 4
+
+
+def test_no_neighbours_are_told_where_outputs_of_batches_cannot_be_compared():
+    task = classes(model=OfImages, loss=mean_over_pixels)
+    batches = [(torch.ones(2, 1, 7), SIDES[:2]), (torch.ones(2, 1, 3), SIDES[2:])]
+    lines = inspect_examples(task, batches, [kept_start(task)], device="cpu")
+    assert [line.agreement for line in lines] == [None] * 4
+
+
+def kept_start(task: Task) -> KeptGradient:
+    """What a server that publishes gradients sent in the first round; the gradient is all ones."""
+    model = task.build_model(seed=0)
+    arrays = {name: array.numpy() for name, array in model.state_dict().items()}
+    num_trained = sum(parameter.numel() for parameter in model.parameters())
+    return KeptGradient(1, arrays, np.ones(num_trained, np.float32), "{}", "t", "{}")
+
+
 FACTS = {"image-shape": [1, 8, 8], "classes": ["a", "b"], "mean": [0.5], "std": [0.2]}
 
 
