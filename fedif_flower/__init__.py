@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task as Task
     from fedif_flower.valuation import Validation as Validation
     from fedif_flower.valuation import round_influence as round_influence
+    from fedif_flower.valuation.examination import vet as vet
     from fedif_flower.valuation.held_out import HeldOut as HeldOut
-    from fedif_flower.valuation.held_out import vet as vet
     from fedif_flower.valuation.held_out_check import HeldOutCheck as HeldOutCheck
     from fedif_flower.valuation.ledger import ScoreLedger as ScoreLedger
     from fedif_flower.valuation.ledger import min_max as min_max

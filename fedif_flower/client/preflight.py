@@ -27,7 +27,8 @@ from fedif_flower.messages.records import records_of
 from fedif_flower.tasks.batches import count_examples, read_batches
 from fedif_flower.tasks.not_finite import count_not_finite
 from fedif_flower.tasks.task import Data, Task
-from fedif_flower.valuation.objective import class_mean, objective_of
+from fedif_flower.valuation.class_mean import class_mean
+from fedif_flower.valuation.objective import objective_of
 
 Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
 # Bytes: below the first a member cannot take part, below the second it is warned.

@@ -32,7 +32,8 @@ from fedif_flower.tasks.not_finite import read_not_finite
 from fedif_flower.tasks.rows import num_rows
 from fedif_flower.tasks.structures import describe, to_device
 from fedif_flower.tasks.task import LossFunction, Task
-from fedif_flower.valuation.objective import BatchSize, Objective, class_mean, objective_of
+from fedif_flower.valuation.class_mean import BatchSize, class_mean
+from fedif_flower.valuation.objective import Objective, objective_of
 
 logger = logging.getLogger(__name__)
 NO_EXAMPLES = "local training needs at least one example; this client has none"

@@ -24,8 +24,9 @@ from fedif_flower.run.part import Built, Kept, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.examination import contradicted_share, vet
 from fedif_flower.valuation.fit_grid import Way
-from fedif_flower.valuation.held_out import HeldOut, contradicted_share, vet
+from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.label_noise import is_noise
 
 WITNESS = "validation_contradicted"  # In rounds.csv: how many labels a model contradicts.
@@ -100,7 +101,7 @@ def examine(
 ) -> HeldOut:
     """Examine a task's validation split; the model is the task's own, untrained.
 
-    ``way``: see :func:`~fedif_flower.valuation.held_out.vet`. ``is_in_test``: it is part of the
+    ``way``: see :func:`~fedif_flower.valuation.examination.vet`. ``is_in_test``: it is part of the
     test split, in which no copies are looked for then.
     """
     test: Validation | None = loaded.test

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.rows import join, num_rows, take_rows
 from fedif_flower.tasks.structures import describe, map_tensors
-from fedif_flower.valuation.objective import ClassMean
+from fedif_flower.valuation.class_mean import ClassMean
 
 Judged = tuple[Any, Any]  # Outputs and targets.
 

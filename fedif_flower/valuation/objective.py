@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -18,27 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.modules import module_mode
 from fedif_flower.tasks.rows import class_labels, num_examples
 from fedif_flower.tasks.structures import describe, tensors_of
 from fedif_flower.tasks.task import BatchLoss, LossFunction, ScoreFunction
+from fedif_flower.valuation.batch_form import (
+    has_examples,
+    is_of_two_lengths,
+    single_example_error,
+    takes_two,
+)
+from fedif_flower.valuation.class_mean import BatchSize, ClassMean, class_mean
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 
 Metric = Literal["accuracy", "loss", "score"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
-_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
-_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
-# A subclass with a forward of its own may divide by anything.
-_FORWARDS = tuple(kind.forward for kind in _MODULES)
 logger = logging.getLogger(__name__)
-
-
-class BatchSize(NamedTuple):
-    """How many examples of a batch have a target, and what the mean of their losses divides by."""
-
-    examples: float
-    weight: float
 
 
 class Batch(NamedTuple):
@@ -51,141 +44,6 @@ class Batch(NamedTuple):
     size: float
     weight: float
     skipped: int = 0
-
-
-@dataclass(frozen=True)
-class ClassMean:
-    r"""How torch's classification losses take their mean over targets y.
-
-    .. math:: W = \sum_{i:\; y_i \ne y_\mathrm{ignored}} c_{y_i}
-
-    is what they divide by, with :math:`c` the classes' weights, 1 where there are none. Targets
-    that are probabilities all count 1.
-
-    Parameters
-    ----------
-    ignored : int
-        The target that is left out.
-    class_weights : Tensor, optional
-        ``[classes]``.
-    smoothing : float
-        Of labels, in [0, 1].
-    """
-
-    ignored: int
-    class_weights: Tensor | None = None
-    smoothing: float = 0.0
-
-    def counts(self, targets: Tensor) -> Tensor:
-        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
-        if self.class_weights is None or targets.is_floating_point():
-            return self.has_target(targets)
-        return _any_of_each(self._weights(targets) != 0)
-
-    def example_weights(self, targets: Tensor) -> Tensor:
-        """Return what each example of targets ``[n, ...]`` adds to W: ``[n]``, float64, on the CPU.
-
-        Where targets are probabilities that is the same for each, and 1 here.
-        """
-        if targets.is_floating_point():
-            return torch.ones(len(targets), dtype=torch.float64)
-        # Not every device has float64.
-        weights = self._weights(targets.cpu()).double()
-        return weights.flatten(1).sum(dim=1) if weights.dim() > 1 else weights
-
-    def _weights(self, targets: Tensor) -> Tensor:
-        """Return the weight of each integer target's class ``[n, ...]``; 0: it is ignored."""
-        is_answered = targets != self.ignored
-        if self.class_weights is None:
-            return is_answered.float()
-        by_class = self.class_weights.detach().to(targets.device)
-        of_targets = by_class[targets.long().clamp(0, len(by_class) - 1)]
-        return of_targets.where(is_answered, torch.zeros_like(of_targets))
-
-    def has_target(self, targets: Tensor) -> Tensor:
-        """Tell which examples have a target that is not ignored, whatever its class weighs."""
-        return _any_of_each(self._answered(targets))
-
-    def _answered(self, targets: Tensor) -> Tensor:
-        if targets.is_floating_point():
-            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
-        return targets != self.ignored
-
-    def size(self, targets: Tensor) -> BatchSize:
-        """Return the size of a batch with targets ``[n, ...]``.
-
-        Raises
-        ------
-        ValuationError
-            If a target has no class weight, or labels are smoothed where a class weighs 0.
-        """
-        if targets.is_floating_point():
-            classes = targets.shape[1] if targets.dim() > 1 else 1
-            return BatchSize(len(targets), targets.numel() // max(classes, 1))
-        self._require_parts_of_a_mean()
-        counted = targets != self.ignored
-        count = int(counted.sum())
-        examples = int(_any_of_each(counted).sum())
-        if self.class_weights is None or not count:
-            return BatchSize(examples, count)
-        labels = targets[counted].cpu().long()
-        weights = self.class_weights.detach().cpu().double()
-        if not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
-            raise ValuationError(
-                f"targets are {int(labels.min())} to {int(labels.max())}; allowed with "
-                f"{len(weights)} class weights: 0 to {len(weights) - 1}"
-            )
-        return BatchSize(examples, float(weights[labels].sum()))
-
-    def _require_parts_of_a_mean(self) -> None:
-        """Raise ValuationError where torch's loss is no mean whose parts can be weighed.
-
-        It adds the smoothing of examples whose class weighs 0, and divides by the weights of the
-        others: so the loss would depend on which examples are in a batch together.
-        """
-        if self.smoothing and self.class_weights is not None and (self.class_weights == 0).any():
-            raise ValuationError(
-                f"label_smoothing = {self.smoothing:g} beside a class weight of 0; allowed: one of "
-                "them (ignore_index leaves a class out too)"
-            )
-
-
-def _any_of_each(counted: Tensor) -> Tensor:
-    """Return whether anything counts of each example, for ``[n, ...]`` bool: ``[n]``."""
-    return counted.flatten(1).any(dim=1) if counted.dim() > 1 else counted
-
-
-def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
-    """Return how a loss takes its mean, if it is cross-entropy or negative log-likelihood of torch.
-
-    Parameters
-    ----------
-    loss_fn : callable
-        ``functional.cross_entropy`` or ``nll_loss``, ``functools.partial`` of one, or
-        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction; or one of them
-        corrected for wrong labels. All others give ``None``.
-    """
-    if isinstance(loss_fn, ForwardCorrected):
-        return class_mean(loss_fn.loss_fn)
-    options = _options_of(loss_fn)
-    if options is None or options["reduction"] != "mean":
-        return None
-    # Torch's older names for the reduction win over it.
-    if options.get("size_average") is not None or options.get("reduce") is not None:
-        return None
-    smoothing = options.get("label_smoothing", 0.0)  # The negative log-likelihood has none.
-    return ClassMean(options["ignore_index"], options["weight"], smoothing)
-
-
-def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:
-    """Return the options of torch's classification losses by name; ``None`` for another loss."""
-    if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:
-        return vars(loss_fn) | {"weight": loss_fn.weight}
-    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
-    if function not in _FUNCTIONS:
-        return None
-    # The signature of a partial has its arguments for defaults.
-    return {name: option.default for name, option in signature(loss_fn).parameters.items()}
 
 
 class Objective:
@@ -300,8 +158,8 @@ class PairObjective(Objective):
                 f"a batch is {describe(batch)}; expected (inputs, targets). "
                 "For anything else pass batch_loss(model, batch) -> (mean loss, size)"
             )
-        if not _has_examples(batch[-1]):
-            raise _single_example(batch, "its targets have no first dimension")
+        if not has_examples(batch[-1]):
+            raise single_example_error(batch, "its targets have no first dimension")
 
     def check_with(self, model: nn.Module, batch: Any) -> None:
         """Raise ValuationError if a model takes the batch for an example, as of a list of these.
@@ -310,8 +168,8 @@ class PairObjective(Objective):
         ``[f]`` of floats, of another length than its targets and outputs, and the model gives for
         two of them, ``[2, f]``, twice what it gives for them.
         """
-        if _is_of_two_lengths(batch) and _takes_two(model, batch[0]):
-            raise _single_example(batch, "the model takes two of its inputs for two examples")
+        if is_of_two_lengths(batch) and takes_two(model, batch[0]):
+            raise single_example_error(batch, "the model takes two of its inputs for two examples")
 
     def known_size(self, batch: Any) -> BatchSize:
         """Return the number of targets that are not ignored, and the sum of their weights."""
@@ -467,47 +325,3 @@ def as_figure(value: Any) -> Tensor:
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return torch.as_tensor(value)
-
-
-def _single_example(batch: Any, why: str) -> ValuationError:
-    """Return the error that a batch is an example."""
-    return ValuationError(
-        f"a batch is {describe(batch)}, which is a single example: {why}; allowed: batches, such "
-        "as a DataLoader with a batch_size makes of a list of examples"
-    )
-
-
-def _is_of_two_lengths(batch: Any) -> bool:
-    """Tell whether a batch is a vector ``[f]`` of floats, and a tensor of another length."""
-    if len(batch) != 2:
-        return False
-    inputs, targets = batch
-    if not isinstance(inputs, Tensor) or not isinstance(targets, Tensor):
-        return False
-    is_vector = inputs.dim() == 1 and inputs.is_floating_point()
-    return is_vector and targets.dim() > 0 and len(targets) != len(inputs)
-
-
-def _takes_two(model: nn.Module, inputs: Tensor) -> bool:
-    """Tell whether a model's output for ``[2, f]`` is two of its output for ``[f]``.
-
-    It is not if each of the f numbers has an output of its own.
-    """
-    try:
-        with module_mode(model, training=False), torch.no_grad():
-            output = model(inputs)
-            outputs = model(torch.stack((inputs, inputs)))
-    except Exception:  # Out of the user's own model, which takes one of the two alone.
-        return False
-    if not isinstance(output, Tensor) or not isinstance(outputs, Tensor):
-        return False
-    is_by_number = output.dim() > 0 and len(output) == len(inputs)
-    return not is_by_number and outputs.shape == (2, *output.shape)
-
-
-def _has_examples(targets: Any) -> bool:
-    """Tell whether targets have a first dimension, or a length, that counts examples."""
-    tensors = tensors_of(targets)
-    if tensors:
-        return any(tensor.dim() for tensor in tensors)
-    return hasattr(targets, "__len__")

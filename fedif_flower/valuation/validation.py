@@ -100,7 +100,7 @@ class Validation(Passes):
         (C - 1) / C, or the chances of each label by class, ``[C, C]`` (see
         :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`): whatever the loss is used
         for is corrected, accuracy and scores are not. Another loss stays as it is, which the log
-        says. :func:`~fedif_flower.valuation.held_out.vet` estimates it.
+        says. :func:`~fedif_flower.valuation.examination.vet` estimates it.
     device : str
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional

@@ -27,7 +27,7 @@ from fedif_flower.tasks.images import settled
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import ClientSite, Site, Task
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import vet
+from fedif_flower.valuation.examination import vet
 from fedif_flower.valuation.label_noise import ForwardCorrected
 from fedif_studies.held_out.cells import (
     ATTACKS,

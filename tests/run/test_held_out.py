@@ -30,7 +30,8 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.held_out import HeldOut, contradicted_share
+from fedif_flower.valuation.examination import contradicted_share
+from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.label_noise import ForwardCorrected, transition_matrix
 from tests.consortium.statement.signed_runs import altered, rewrite
 from tests.run.points import classes, regression

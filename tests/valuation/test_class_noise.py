@@ -14,7 +14,8 @@ from fedif_flower.valuation.class_noise import (
     likely_transitions,
     surest_transitions,
 )
-from fedif_flower.valuation.held_out import HeldOut, confused_share, vet
+from fedif_flower.valuation.examination import vet
+from fedif_flower.valuation.held_out import HeldOut, confused_share
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 
 

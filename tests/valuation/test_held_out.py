@@ -16,11 +16,11 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from fedif_flower.errors import ConfigError
-from fedif_flower.valuation import Validation, cross_fit
-from fedif_flower.valuation import held_out as held_out_module
+from fedif_flower.valuation import Validation, cross_fit, examination
+from fedif_flower.valuation.examination import vet
 from fedif_flower.valuation.examples import labelled_examples
 from fedif_flower.valuation.fit_grid import Way
-from fedif_flower.valuation.held_out import HeldOut, vet
+from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
 from fedif_flower.valuation.parts import missing_classes
@@ -274,8 +274,8 @@ def test_training_by_class_that_fails_leaves_the_share(monkeypatch, caplog):
     def fail(*_, **__):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(held_out_module, "enough_of_each_class", lambda *_: True)
-    monkeypatch.setattr(held_out_module, "cross_fit", fail)
+    monkeypatch.setattr(examination, "enough_of_each_class", lambda *_: True)
+    monkeypatch.setattr(examination, "cross_fit", fail)
     own = vet(held_out(with_wrong(digits()[1], 36)), seed=3)
     assert (own.noise, own.by_class) == (found(36).noise, None)
     words = "no chances by class: the model cannot be trained on it: RuntimeError('out of memory')"

@@ -17,9 +17,9 @@ from fedif_flower.attribution.path import path_attribution
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import ModelVectors
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.class_mean import class_mean
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.label_noise import ForwardCorrected, corrected, transition_matrix
-from fedif_flower.valuation.objective import class_mean
 from fedif_flower.valuation.shapley.valuation import RoundGame
 from tests.rounds import a_round
 from tests.valuation.models import LABELS, ROWS, build

@@ -17,7 +17,8 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.objective import BatchSize, ClassMean, are_right, class_mean
+from fedif_flower.valuation.class_mean import BatchSize, ClassMean, class_mean
+from fedif_flower.valuation.objective import are_right
 from fedif_flower.valuation.parallel import LossAndGradient, SharedGradients
 from fedif_flower.valuation.parts import missing_classes
 from fedif_flower.valuation.shapley.valuation import RoundGame

@@ -1,0 +1,163 @@
+"""How torch's classification losses take their mean, so that means over batches can be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedif_flower.errors import ValuationError
+from fedif_flower.valuation.label_noise import ForwardCorrected
+
+_FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
+_MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
+# A subclass with a forward of its own may divide by anything.
+_FORWARDS = tuple(kind.forward for kind in _MODULES)
+
+
+class BatchSize(NamedTuple):
+    """How many examples of a batch have a target, and what the mean of their losses divides by."""
+
+    examples: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class ClassMean:
+    r"""How torch's classification losses take their mean over targets y.
+
+    .. math:: W = \sum_{i:\; y_i \ne y_\mathrm{ignored}} c_{y_i}
+
+    is what they divide by, with :math:`c` the classes' weights, 1 where there are none. Targets
+    that are probabilities all count 1.
+
+    Parameters
+    ----------
+    ignored : int
+        The target that is left out.
+    class_weights : Tensor, optional
+        ``[classes]``.
+    smoothing : float
+        Of labels, in [0, 1].
+    """
+
+    ignored: int
+    class_weights: Tensor | None = None
+    smoothing: float = 0.0
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
+        if self.class_weights is None or targets.is_floating_point():
+            return self.has_target(targets)
+        return _any_of_each(self._weights(targets) != 0)
+
+    def example_weights(self, targets: Tensor) -> Tensor:
+        """Return what each example of targets ``[n, ...]`` adds to W: ``[n]``, float64, on the CPU.
+
+        Where targets are probabilities that is the same for each, and 1 here.
+        """
+        if targets.is_floating_point():
+            return torch.ones(len(targets), dtype=torch.float64)
+        # Not every device has float64.
+        weights = self._weights(targets.cpu()).double()
+        return weights.flatten(1).sum(dim=1) if weights.dim() > 1 else weights
+
+    def _weights(self, targets: Tensor) -> Tensor:
+        """Return the weight of each integer target's class ``[n, ...]``; 0: it is ignored."""
+        is_answered = targets != self.ignored
+        if self.class_weights is None:
+            return is_answered.float()
+        by_class = self.class_weights.detach().to(targets.device)
+        of_targets = by_class[targets.long().clamp(0, len(by_class) - 1)]
+        return of_targets.where(is_answered, torch.zeros_like(of_targets))
+
+    def has_target(self, targets: Tensor) -> Tensor:
+        """Tell which examples have a target that is not ignored, whatever its class weighs."""
+        return _any_of_each(self._answered(targets))
+
+    def _answered(self, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+        return targets != self.ignored
+
+    def size(self, targets: Tensor) -> BatchSize:
+        """Return the size of a batch with targets ``[n, ...]``.
+
+        Raises
+        ------
+        ValuationError
+            If a target has no class weight, or labels are smoothed where a class weighs 0.
+        """
+        if targets.is_floating_point():
+            classes = targets.shape[1] if targets.dim() > 1 else 1
+            return BatchSize(len(targets), targets.numel() // max(classes, 1))
+        self._require_parts_of_a_mean()
+        counted = targets != self.ignored
+        count = int(counted.sum())
+        examples = int(_any_of_each(counted).sum())
+        if self.class_weights is None or not count:
+            return BatchSize(examples, count)
+        labels = targets[counted].cpu().long()
+        weights = self.class_weights.detach().cpu().double()
+        if not 0 <= int(labels.min()) <= int(labels.max()) < len(weights):
+            raise ValuationError(
+                f"targets are {int(labels.min())} to {int(labels.max())}; allowed with "
+                f"{len(weights)} class weights: 0 to {len(weights) - 1}"
+            )
+        return BatchSize(examples, float(weights[labels].sum()))
+
+    def _require_parts_of_a_mean(self) -> None:
+        """Raise ValuationError where torch's loss is no mean whose parts can be weighed.
+
+        It adds the smoothing of examples whose class weighs 0, and divides by the weights of the
+        others: so the loss would depend on which examples are in a batch together.
+        """
+        if self.smoothing and self.class_weights is not None and (self.class_weights == 0).any():
+            raise ValuationError(
+                f"label_smoothing = {self.smoothing:g} beside a class weight of 0; allowed: one of "
+                "them (ignore_index leaves a class out too)"
+            )
+
+
+def _any_of_each(counted: Tensor) -> Tensor:
+    """Return whether anything counts of each example, for ``[n, ...]`` bool: ``[n]``."""
+    return counted.flatten(1).any(dim=1) if counted.dim() > 1 else counted
+
+
+def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
+    """Return how a loss takes its mean, if it is cross-entropy or negative log-likelihood of torch.
+
+    Parameters
+    ----------
+    loss_fn : callable
+        ``functional.cross_entropy`` or ``nll_loss``, ``functools.partial`` of one, or
+        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction; or one of them
+        corrected for wrong labels. All others give ``None``.
+    """
+    if isinstance(loss_fn, ForwardCorrected):
+        return class_mean(loss_fn.loss_fn)
+    options = _options_of(loss_fn)
+    if options is None or options["reduction"] != "mean":
+        return None
+    # Torch's older names for the reduction win over it.
+    if options.get("size_average") is not None or options.get("reduce") is not None:
+        return None
+    smoothing = options.get("label_smoothing", 0.0)  # The negative log-likelihood has none.
+    return ClassMean(options["ignore_index"], options["weight"], smoothing)
+
+
+def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the options of torch's classification losses by name; ``None`` for another loss."""
+    if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:
+        return vars(loss_fn) | {"weight": loss_fn.weight}
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    if function not in _FUNCTIONS:
+        return None
+    # The signature of a partial has its arguments for defaults.
+    return {name: option.default for name, option in signature(loss_fn).parameters.items()}

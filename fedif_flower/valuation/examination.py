@@ -1,0 +1,277 @@
+"""A held-out set examined before anybody is judged by it: wrong labels, classes, copies."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedif_flower.errors import ConfigError, require
+from fedif_flower.seeding import torch_generator
+from fedif_flower.valuation.class_noise import (
+    enough_of_each_class,
+    likely_transitions,
+    surest_transitions,
+)
+from fedif_flower.valuation.cross_fit import (
+    CrossFit,
+    cross_fit,
+    fit_in_time,
+    untrained_models,
+)
+from fedif_flower.valuation.examples import input_digests, labelled_examples
+from fedif_flower.valuation.fit_grid import Way
+from fedif_flower.valuation.held_out import RARE, HeldOut
+from fedif_flower.valuation.noise_profile import Profile, find_suspects, profile
+from fedif_flower.valuation.parts import count_answers
+from fedif_flower.valuation.validation import Validation
+
+LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
+_SURE = 0.9
+logger = logging.getLogger(__name__)
+
+
+def vet(
+    validation: Validation,
+    *,
+    test: Validation | None = None,
+    build: Callable[[int], nn.Module] | None = None,
+    seed: int = 0,
+    seconds: float = 60.0,
+    way: Way | None = None,
+) -> HeldOut:
+    r"""Examine a held-out set: how many labels are wrong, which classes it lacks, what is twice.
+
+    The share of wrong labels is estimated from the held-out set alone, so that no client can steer
+    it: the model is trained anew on four of five folds, and asked about the other
+    (:func:`~fedif_flower.valuation.cross_fit.cross_fit`); the share is the one that makes the
+    labels likeliest (:func:`~fedif_flower.valuation.noise_profile.profile`). A model that cannot be
+    trained in time is replaced by a logistic regression on what its last layer is given.
+
+    Parameters
+    ----------
+    validation : Validation
+        The set, with the model and its loss; both are left alone.
+    test : Validation, optional
+        Another split, to look for the same inputs in.
+    build : callable, optional
+        ``build(seed)`` -> an untrained model. Default: a copy of the validation's own, whose layers
+        with ``reset_parameters`` begin anew, unless they are frozen.
+    seed : int
+        All that is drawn depends on it alone, >= 0.
+    seconds : float
+        How long the estimate may take, > 0: one that would take longer trains fewer models.
+    way : Way, optional
+        The one of an earlier examination, which is done again, whether there is time or not.
+
+    Returns
+    -------
+    HeldOut
+        Without an estimate where there are fewer than 50 examples, where these do not fit into one
+        batch, as sequences do not that are padded for each, where the loss is no cross-entropy of
+        torch on integer labels ``[n]``, or where the model cannot be trained by it, as one cannot
+        that answers more than logits in train mode, or takes one batch size alone.
+
+    Raises
+    ------
+    ConfigError
+        If ``seconds`` is not > 0, or so many examples cannot be examined in that ``way``.
+
+    References
+    ----------
+    Patrini et al., 2017, arXiv 1609.03683; Northcutt et al., 2021, arXiv 1911.00068.
+    """
+    require(seconds > 0, "seconds", seconds, "a number > 0")
+    began = time.perf_counter()
+    held_out = _examine(validation, test, build, seed, seconds if way is None else math.inf, way)
+    if way is not None and held_out.way != way:
+        words = f"way = {way}: {held_out.examples} examples cannot be examined like this"
+        raise ConfigError(f"{words}: {held_out.why_none}" if held_out.why_none else words)
+    return replace(held_out, seconds=round(time.perf_counter() - began, 3))
+
+
+def _examine(
+    validation: Validation,
+    test: Validation | None,
+    build: Callable[[int], nn.Module] | None,
+    seed: int,
+    seconds: float,
+    way: Way | None,
+) -> HeldOut:
+    held_out = _with_copies(validation, test)
+    if "accuracy" not in validation.metrics:
+        return replace(held_out, why_none="targets are no classes")
+    batch, places = labelled_examples(validation)
+    if batch is None:
+        words = "its batches cannot be divided into examples that fit into one batch"
+        return replace(held_out, why_none=words)
+    labels = batch[-1]
+    held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
+    num_classes = count_answers(validation)
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
+        return replace(held_out, why_none=words)
+    held_out = _with_counts(held_out, labels, num_classes)
+    if validation.judge.objective.class_mean is None:
+        return replace(held_out, why_none="the loss is no cross-entropy of torch")
+    if len(labels) < LEAST_EXAMPLES:
+        few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
+        return replace(held_out, why_none=few)
+    began = time.perf_counter()
+    models = untrained_models(validation, build, seed)
+    try:
+        fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
+    except Exception as error:  # Out of the user's model, which was tried in eval mode alone.
+        return replace(held_out, why_none=_not_trained(error))
+    if fit is None:
+        longer = f"more than {seconds:g} s" if way is None else "another way"
+        return replace(held_out, why_none=f"it would take {longer}")
+    fitted, way_taken = fit
+    if not bool(fitted.logits.isfinite().all()):
+        return replace(held_out, why_none="models trained on it give no finite numbers")
+    estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
+    held_out = _with_estimate(replace(held_out, way=way_taken), estimate, labels)
+    if way_taken.model == "own":  # Else there is no time to train it once more.
+        left = seconds - (time.perf_counter() - began)
+        held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
+    return _with_suspects(held_out, estimate, labels, places)
+
+
+def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
+    """Return an examination that has counted equal inputs, and those of the test split too."""
+    inputs = input_digests(validation)
+    shared = None
+    if test is not None:
+        test_inputs = set(input_digests(test))
+        shared = sum(row in test_inputs for row in inputs)
+    copies = len(inputs) - len(set(inputs))
+    return HeldOut(int(validation.num_examples), copies=copies, shared=shared)
+
+
+def _with_counts(held_out: HeldOut, labels: Tensor, num_classes: int) -> HeldOut:
+    """Return the examination with the classes that have no label, or only a few."""
+    counts = labels.bincount(minlength=num_classes).tolist()
+    return replace(
+        held_out,
+        missing=tuple(label for label, count in enumerate(counts) if not count),
+        rare={label: count for label, count in enumerate(counts) if 0 < count < RARE},
+    )
+
+
+def _with_estimate(held_out: HeldOut, estimate: Profile, labels: Tensor) -> HeldOut:
+    """Return the examination with the share of wrong labels."""
+    right = estimate.probabilities.argmax(dim=1) == labels.cpu()
+    return replace(
+        held_out,
+        noise=estimate.noise,
+        low=estimate.low,
+        high=estimate.high,
+        lower_quartile=estimate.lower_quartile,
+        accuracy=float(right.double().mean()),
+    )
+
+
+def _with_estimate_by_class(
+    held_out: HeldOut,
+    fitted: CrossFit,
+    models: Callable[[int], nn.Module],
+    batch: Any,
+    seed: int,
+    seconds: float,
+) -> HeldOut:
+    """Return the examination with the chances by which labels of each class became others.
+
+    Without them where some class has few labels, where as many epochs as for the share take longer
+    than they may, or where training fails.
+    """
+    *_, labels = batch
+    labels = labels.cpu()
+    logits = fitted.logits.cpu()
+    num_classes = logits.shape[2]
+    if seconds <= 0 or not enough_of_each_class(labels, num_classes):
+        return held_out
+    first = surest_transitions(logits, labels)
+    try:
+        again = cross_fit(
+            models,
+            batch,
+            num_classes,
+            seed=seed,
+            seconds=seconds,
+            transitions=first,
+            size=fitted.grid.size,
+        )
+    except Exception as error:  # Out of the user's model.
+        logger.warning("no chances by class: %s", _not_trained(error))
+        return held_out
+    if again is None or not bool(again.logits.isfinite().all()):
+        return held_out
+    class_noise = likely_transitions(again.logits.cpu(), labels, first)
+    rows = tuple(tuple(row) for row in class_noise.transitions.tolist())
+    return replace(held_out, by_class=class_noise.share, transitions=rows)
+
+
+def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places: Tensor) -> HeldOut:
+    """Return the examination with the examples that look wrong, if there is reason to look."""
+    share = 0.0
+    if held_out.correction:
+        share = estimate.high
+    share = max(share, held_out.confused)
+    most = math.ceil(share * len(labels))
+    found_suspects = find_suspects(estimate.probabilities, labels.cpu(), most)
+    # Labels that are ignored were left out: suspects are told by their place among all.
+    suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found_suspects]
+    return replace(held_out, suspects=tuple(suspects))
+
+
+def _not_trained(error: Exception) -> str:
+    """Return why there is no estimate, by what training raised, on one line."""
+    return f"the model cannot be trained on it: {' '.join(repr(error).split()):.200}"
+
+
+def contradicted_share(
+    validation: Validation, params: Tensor, buffers: Mapping[str, Tensor]
+) -> float | None:
+    r"""Return the share of labels that a model contradicts with a probability > 0.9.
+
+    Parameters
+    ----------
+    validation : Validation
+        On labels ``[n]``.
+    params : Tensor
+        ``[d]``.
+    buffers : mapping of str to Tensor
+        Buffers and frozen parameters by name.
+
+    Returns
+    -------
+    float, optional
+        In [0, 1]; ``None`` where an output is no finite number.
+    """
+    class_mean = validation.judge.objective.class_mean
+    contradicted = torch.zeros((), device=validation.device)
+    examples = torch.zeros((), device=validation.device)  # That count.
+    finite = torch.ones((), dtype=torch.bool, device=validation.device)
+    with validation.alone() as judge:
+        judge.model.load(params, buffers)
+        with judge.model.evaluation_mode():
+            for batch in validation.batches:
+                *inputs, labels = batch.content
+                outputs = judge.model.module(*inputs).float()
+                finite &= outputs.isfinite().all()
+                probability, answer = outputs.softmax(dim=1).max(dim=1)
+                is_other = (probability > _SURE) & (answer != labels)
+                counts = torch.ones_like(is_other)
+                if class_mean is not None:
+                    counts = class_mean.counts(labels)
+                contradicted += (is_other & counts).sum()
+                examples += counts.sum()
+    if not bool(finite):
+        return None
+    return float(contradicted) / float(examples)
