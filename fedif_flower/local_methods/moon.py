@@ -21,6 +21,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 from fedif_flower.settings import Setting
+from fedif_flower.tasks.dtypes import widened
 from fedif_flower.tasks.modules import trainable_parameters
 from fedif_flower.tasks.task import Data, Task
 
@@ -126,7 +127,7 @@ class _Contrast(LocalTerm):
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
         # At least in float32: float16 has no number as small as what a cosine's lengths are kept
         # from 0 by, and that of a representation of zeros would be NaN.
-        z, z_global, z_last = [_wide(self._features[model].flatten(1)) for model in self._models]
+        z, z_global, z_last = [widened(self._features[model].flatten(1)) for model in self._models]
         if not z.requires_grad:  # Else it would be added to the loss, and change no step.
             raise ConfigError(
                 f"moon.layer = {self._moon.layer!r}: no parameter that is trained changes this "
@@ -155,10 +156,6 @@ class _Contrast(LocalTerm):
             note([*args, *kwargs.values()][0])
 
         return layer.register_forward_pre_hook(note_input, with_kwargs=True)
-
-
-def _wide(features: Tensor) -> Tensor:
-    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def _frozen(

@@ -1,4 +1,4 @@
-"""Data of another floating-point type than the model's: torch's own words do not name them."""
+"""Floating-point types: half precision, and data of another type than the model's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ from fedif_flower.errors import DataError
 from fedif_flower.tasks.structures import tensors_of
 
 
+def is_half(numbers: Tensor) -> bool:
+    """Tell whether numbers are of less than single precision, as float16 and bfloat16 are."""
+    return numbers.is_floating_point() and numbers.itemsize < 4
+
+
+def widened(numbers: Tensor) -> Tensor:
+    """Return numbers of half precision in single precision, and all others as they are."""
+    return numbers.float() if is_half(numbers) else numbers
+
+
 def dtype_misfit(model: nn.Module, batch: Any) -> str:
-    """Return that a batch's floats are of no type that the model has, in words; empty: they are."""
+    """Return that a batch's floats are of no type that the model has, in words; empty: they are.
+
+    Torch's own words do not name the two types.
+    """
     of_model = _float_names(model.parameters())
     of_data = _float_names(tensors_of(batch))
     others = of_data - of_model

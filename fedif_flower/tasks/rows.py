@@ -24,6 +24,12 @@ def num_rows(batch: Any) -> int | None:
     return lengths.pop()
 
 
+def count_rows(batch: Any) -> int:
+    """Return how many examples a batch has; 0 where single ones cannot be taken out."""
+    count = num_rows(batch)
+    return 0 if count is None else count
+
+
 def num_examples(targets: Any) -> int:
     """Return how many examples a batch's targets are for."""
     tensors = tensors_of(targets)
@@ -51,7 +57,7 @@ def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
     selected = []
     start = 0
     for batch in batches:
-        end = start + (num_rows(batch) or 0)
+        end = start + count_rows(batch)
         rows_in_batch = rows[(rows >= start) & (rows < end)] - start
         if len(rows_in_batch):
             selected.append(take_rows(batch, rows_in_batch))

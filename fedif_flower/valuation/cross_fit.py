@@ -15,6 +15,7 @@ from torch.nn import functional
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ValuationError
 from fedif_flower.seeding import derive_seed, torch_generator
+from fedif_flower.tasks.dtypes import widened
 from fedif_flower.tasks.modules import (
     copy_module,
     evaluation_mode,
@@ -22,7 +23,7 @@ from fedif_flower.tasks.modules import (
     seeded_randomness,
     trainable_parameters,
 )
-from fedif_flower.tasks.rows import num_rows, take_rows
+from fedif_flower.tasks.rows import take_rows
 from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 from fedif_flower.valuation.validation import Validation
@@ -124,27 +125,48 @@ def cross_fit(
     CrossFit, optional
         ``None`` where the smallest grid would take longer, too, or none has that size.
     """
-    count = num_rows(batch) or 0
-    folds = draw_folds(count, torch_generator("held-out-folds", seed))
-    is_small = sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL
-    num_training = folds.training.shape[1]
-    with torch_threads(1 if is_small else torch.get_num_threads()):
-        noise = 0.0 if transitions is None else transitions
-        per_epoch = _seconds_per_epoch(models, batch, num_classes, folds, noise, seconds)
-        for place, whole_grid in enumerate(grids(num_training)):
-            if size is not None and whole_grid.size != size:
-                continue
-            grid = whole_grid
-            if transitions is not None:
-                grid = whole_grid._replace(corrections=(transitions,))
+    *_, labels = batch
+    folds = draw_folds(len(labels), torch_generator("held-out-folds", seed))
+    choices = _choices(folds.training.shape[1], transitions, size)
+    correction: float | Tensor = 0.0
+    if transitions is not None:
+        correction = transitions
+    num_threads = torch.get_num_threads()
+    if sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL:
+        num_threads = 1
+    with torch_threads(num_threads):
+        per_epoch = _seconds_per_epoch(models, batch, num_classes, folds, correction, seconds)
+        for grid, is_reduced in choices:
             predicted = per_epoch * grid.epochs[-1] * len(grid.corrections)
-            if predicted > seconds:
-                continue
-            logger.info("the held-out set is examined: %s, about %.1f s", grid.words(), predicted)
-            steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
-            logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
-            return CrossFit(logits, grid, is_reduced=place > 0)
+            if predicted <= seconds:
+                words = "the held-out set is examined: %s, about %.1f s"
+                logger.info(words, grid.words(), predicted)
+                steps = _Steps(folds, grid.epochs, torch_generator("held-out-order", seed))
+                logits = _train(models, batch, num_classes, steps, grid.corrections, seed)
+                return CrossFit(logits, grid, is_reduced)
     return None
+
+
+class _Choice(NamedTuple):
+    """What may be trained; it is reduced where it is not the most thorough grid."""
+
+    grid: Grid
+    is_reduced: bool
+
+
+def _choices(
+    num_training: int, transitions: Tensor | None, size: tuple[int, int] | None
+) -> list[_Choice]:
+    """Return what may be trained, the most thorough first; see :func:`cross_fit`."""
+    choices = []
+    for place, whole_grid in enumerate(grids(num_training)):
+        if size is not None and whole_grid.size != size:
+            continue
+        grid = whole_grid
+        if transitions is not None:
+            grid = whole_grid._replace(corrections=(transitions,))
+        choices.append(_Choice(grid, is_reduced=place > 0))
+    return choices
 
 
 def untrained_models(
@@ -346,9 +368,7 @@ class _Adam:
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = [value.detach() for value in params]
         # The parameters themselves, unless these are of half precision.
-        self.wide = [
-            value.to(torch.promote_types(value.dtype, torch.float32)) for value in self.params
-        ]
+        self.wide = [widened(value) for value in self.params]
         self.means = [torch.zeros_like(value) for value in self.wide]
         self.squares = [torch.zeros_like(value) for value in self.wide]
         self.steps = 0

@@ -15,6 +15,7 @@ from fedif_flower.aggregators.linear_algebra import orthonormal
 from fedif_flower.combining import combine, combine_buffers
 from fedif_flower.errors import DivergedError, ValuationError
 from fedif_flower.round import RoundUpdates
+from fedif_flower.tasks.dtypes import widened
 from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.validation import Validation
 
@@ -120,7 +121,7 @@ def descend_weights(
     optimization", 2003.
     """
     # In half precision squares of usual updates are 0, and those of long ones infinite.
-    wide = client_updates.to(torch.promote_types(client_updates.dtype, torch.float32))
+    wide = widened(client_updates)
     squared_norms = torch.linalg.vecdot(wide, wide).double()  # [m]
     landscape = _Landscape(
         global_params,

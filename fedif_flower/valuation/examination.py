@@ -254,7 +254,7 @@ def contradicted_share(
     float, optional
         In [0, 1]; ``None`` where an output is no finite number.
     """
-    class_mean = validation.judge.objective.class_mean
+    objective = validation.judge.objective
     contradicted = torch.zeros((), device=validation.device)
     examples = torch.zeros((), device=validation.device)  # That count.
     finite = torch.ones((), dtype=torch.bool, device=validation.device)
@@ -267,9 +267,7 @@ def contradicted_share(
                 finite &= outputs.isfinite().all()
                 probability, answer = outputs.softmax(dim=1).max(dim=1)
                 is_other = (probability > _SURE) & (answer != labels)
-                counts = torch.ones_like(is_other)
-                if class_mean is not None:
-                    counts = class_mean.counts(labels)
+                counts = objective.counts(labels)
                 contradicted += (is_other & counts).sum()
                 examples += counts.sum()
     if not bool(finite):

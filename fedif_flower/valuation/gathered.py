@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
+from fedif_flower.tasks.dtypes import widened
 from fedif_flower.tasks.rows import join, num_rows, take_rows
 from fedif_flower.tasks.structures import describe, map_tensors
 from fedif_flower.valuation.class_mean import ClassMean
 
-Judged = tuple[Any, Any]  # Outputs and targets.
+OutputsAndTargets = tuple[Any, Any]
 
 # Outputs and targets of all examples together, in each thread that evaluates a model; larger ones
 # are looked at batch by batch.
@@ -26,7 +27,7 @@ class NotGatheredError(ValuationError):
     """Outputs or targets of several batches cannot be put one after the other."""
 
 
-def on_cpu(judged: Judged, mean: ClassMean | None) -> Judged:
+def on_cpu(pair: OutputsAndTargets, mean: ClassMean | None) -> OutputsAndTargets:
     """Return outputs and targets on the CPU, without examples whose target is ignored.
 
     Half precision becomes float32: a function of many examples may sum them up, and NumPy knows no
@@ -37,24 +38,22 @@ def on_cpu(judged: Judged, mean: ClassMean | None) -> Judged:
     NotGatheredError
         If they are no tensors ``[n, ...]``.
     """
-    if not _has_only_tensors(judged) or num_rows(judged) is None:
-        raise NotGatheredError(f"outputs and targets are {describe(judged)}")
-    outputs, targets = judged
+    if not _has_only_tensors(pair) or num_rows(pair) is None:
+        raise NotGatheredError(f"outputs and targets are {describe(pair)}")
+    outputs, targets = pair
     if mean is not None and isinstance(targets, Tensor):
         answered = mean.has_target(targets)
         if not bool(answered.all()):
             outputs, targets = take_rows((outputs, targets), answered.nonzero().flatten())
-    return map_tensors(_on_cpu, outputs), map_tensors(_on_cpu, targets)
+    return map_tensors(_on_cpu_widened, outputs), map_tensors(_on_cpu_widened, targets)
 
 
-def _on_cpu(tensor: Tensor) -> Tensor:
+def _on_cpu_widened(tensor: Tensor) -> Tensor:
     """Return one tensor on the CPU, apart from any gradient, in single precision or more."""
-    tensor = tensor.detach().cpu()
-    is_half = tensor.is_floating_point() and tensor.itemsize < 4
-    return tensor.float() if is_half else tensor
+    return widened(tensor.detach().cpu())
 
 
-def gather(pieces: Sequence[Judged]) -> Judged:
+def gather(pieces: Sequence[OutputsAndTargets]) -> OutputsAndTargets:
     """Return the outputs and the targets of several batches, as if they were a single batch.
 
     Raises

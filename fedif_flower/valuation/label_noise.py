@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, require
+from fedif_flower.tasks.dtypes import widened
 
 _ROUNDING = 1e-5  # Of sums of float32 probabilities.
 
@@ -150,8 +151,7 @@ def corrected(logits: Tensor, noise: float | Tensor) -> Tensor:
         ``[n, C, ...]``.
     """
     num_classes = logits.shape[1]
-    wide = logits.float() if logits.itemsize < 4 else logits
-    log_p = wide.log_softmax(dim=1)
+    log_p = widened(logits).log_softmax(dim=1)
     if isinstance(noise, Tensor):
         shape = list(noise.shape)
         allowed = f"chances of the model's classes, {[num_classes, num_classes]}"

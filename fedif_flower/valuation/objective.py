@@ -78,10 +78,18 @@ class Objective:
         """
         return self.known_size(batch)
 
+    def counts(self, targets: Tensor) -> Tensor:
+        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool.
+
+        All do where it is not known how the loss takes its mean.
+        """
+        if self.class_mean is None:
+            return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+        return self.class_mean.counts(targets)
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """Return the mean loss over the batch."""
-        not_needed = BatchSize(0, 0)
-        loss, _ = self.loss_and_size(model, batch, not_needed)
+        loss, _ = self.loss_and_size(model, batch)
         return loss
 
     def loss_and_size(
@@ -99,9 +107,11 @@ class Objective:
             raise ValuationError(f"batch_loss returned the size {count:g}; allowed: finite, >= 0")
         if count.is_integer():
             count = int(count)
-        return loss, size or BatchSize(count, count)
+        if size is None:
+            size = BatchSize(count, count)
+        return loss, size
 
-    def sized(self, model: nn.Module, content: Any, *, tried: bool = True) -> Batch:
+    def batch_with_size(self, model: nn.Module, content: Any, *, tried: bool = True) -> Batch:
         """Return a batch with its size, which the loss tells where it is not known.
 
         With ``tried=False`` the loss is taken in any case: it has not yet been tried on the batch.
@@ -122,17 +132,17 @@ class Objective:
                 )
         return Batch(content, *size)
 
-    def judged(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
-        """Return what the functions are given: model and batch."""
+    def metric_arguments(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Return what the functions of metrics are given: model and batch."""
         return model, batch
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """Return the function of each metric; no score can take the loss's name."""
         return {**self.scores, "loss": self.loss}
 
-    def figures(self, judged: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
+    def metric_figures(self, arguments: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
         """Return each metric's figure, for accuracy the number of right answers; NaN: undefined."""
-        return _figures(self.functions(), metrics, judged)
+        return _figures(self.functions(), metrics, arguments)
 
 
 class PairObjective(Objective):
@@ -171,6 +181,12 @@ class PairObjective(Objective):
         if is_of_two_lengths(batch) and takes_two(model, batch[0]):
             raise single_example_error(batch, "the model takes two of its inputs for two examples")
 
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the mean loss over the batch."""
+        *inputs, targets = batch
+        loss: Tensor = self.loss_fn(model(*inputs), targets)
+        return loss
+
     def known_size(self, batch: Any) -> BatchSize:
         """Return the number of targets that are not ignored, and the sum of their weights."""
         targets = batch[-1]
@@ -185,17 +201,20 @@ class PairObjective(Objective):
         targets = batch[-1]
         if self.class_mean is None or not _are_labelled(targets):
             return size
-        return size._replace(examples=int(self.class_mean.counts(targets).sum()))
+        return size._replace(examples=int(self.counts(targets).sum()))
 
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
     ) -> tuple[Tensor, BatchSize]:
         """Return the mean loss over the batch, and its size unless that is known."""
         *inputs, targets = batch
-        return self.loss_fn(model(*inputs), targets), size or self.known_size(batch)
+        loss = self.loss_fn(model(*inputs), targets)
+        if size is None:
+            size = self.known_size(batch)
+        return loss, size
 
-    def judged(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
-        """Return what the functions are given: outputs and targets."""
+    def metric_arguments(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Return what the functions of metrics are given: outputs and targets."""
         *inputs, targets = batch
         return model(*inputs), targets
 
@@ -204,14 +223,14 @@ class PairObjective(Objective):
         right = partial(num_correct, ignored=self.ignored)
         return {**self.scores, "loss": self.loss_fn, "accuracy": right}
 
-    def figures(self, judged: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
+    def metric_figures(self, arguments: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
         """Return what the base does; NaN where a function raises on outputs that are not finite."""
         try:
-            return _figures(self.functions(), metrics, judged)
+            return _figures(self.functions(), metrics, arguments)
         except Exception:  # As torch's BCELoss where a model answers NaN: one client can cause it.
-            if all(bool(t.isfinite().all()) for t in tensors_of(judged[0])):
+            if all(bool(t.isfinite().all()) for t in tensors_of(arguments[0])):
                 raise
-            return _figures({}, metrics, judged)
+            return _figures({}, metrics, arguments)
 
 
 def _are_labelled(targets: Any) -> bool:
@@ -308,13 +327,13 @@ def are_right(outputs: Tensor, labels: Tensor) -> Tensor:
 
 
 def _figures(
-    functions: Mapping[str, Any], metrics: Sequence[str], judged: tuple[Any, Any]
+    functions: Mapping[str, Any], metrics: Sequence[str], arguments: tuple[Any, Any]
 ) -> list[Tensor]:
     """Return each metric's figure; NaN where it has no function."""
     figures = []
     for metric in metrics:
         if metric in functions:
-            figures.append(as_figure(functions[metric](*judged)))
+            figures.append(as_figure(functions[metric](*arguments)))
         else:
             figures.append(as_figure(math.nan))
     return figures

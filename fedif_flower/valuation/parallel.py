@@ -17,10 +17,11 @@ from fedif_flower.arithmetic import all_finite
 from fedif_flower.devices import fix_threads, widest_float
 from fedif_flower.errors import DivergedError
 from fedif_flower.seeding import derive_seed
+from fedif_flower.tasks.dtypes import is_half
 from fedif_flower.tasks.modules import own_randomness, seed_all
 from fedif_flower.tasks.task import LossFunction
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.gathered import Judged, gather, on_cpu
+from fedif_flower.valuation.gathered import OutputsAndTargets, gather, on_cpu
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
@@ -95,8 +96,10 @@ class Judge:
         """Return what these batches add to the mean loss of the whole and to its gradient."""
         gradient = self.model.zero_gradient()
         # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
-        is_half = gradient.itemsize < 4
-        total = torch.zeros_like(gradient, dtype=torch.float32) if is_half else gradient
+        is_added_apart = is_half(gradient)
+        total = gradient
+        if is_added_apart:
+            total = torch.zeros_like(gradient, dtype=torch.float32)
         losses = []
         weights = []
         for batch in self._in_turn(batches):
@@ -104,7 +107,7 @@ class Judge:
                 continue
             share = batch.weight / total_weight
             loss = self.objective.loss(self.model.module, batch.content)
-            if is_half:
+            if is_added_apart:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total.add_(gradient, alpha=share)
                 gradient.zero_()
@@ -115,9 +118,9 @@ class Judge:
         # All at once: each number read from another device waits for the work there.
         values = torch.stack(losses).tolist() if losses else []
         weighted = [value * weight for value, weight in zip(values, weights, strict=True)]
-        # The next pass writes into the model's own gradient.
-        answer = total if is_half else total.clone()
-        return LossAndGradient(sum(weighted) / total_weight, answer)
+        if not is_added_apart:
+            total = total.clone()  # The next pass writes into the model's own gradient.
+        return LossAndGradient(sum(weighted) / total_weight, total)
 
     @torch.enable_grad()
     def differentiate_by(
@@ -135,7 +138,7 @@ class Judge:
             if not batch.weight:
                 continue
             share = batch.weight / total_weight
-            outputs, targets = self.objective.judged(self.model.module, batch.content)
+            outputs, targets = self.objective.metric_arguments(self.model.module, batch.content)
             for place, loss_fn in enumerate(losses):
                 pieces = torch.autograd.grad(
                     loss_fn(outputs, targets),
@@ -160,19 +163,19 @@ class Judge:
         by_batch = [metric for metric in metrics if metric not in self.whole]
         at_once = [metric for metric in metrics if metric in self.whole]
         figures: list[list[Tensor]] = []
-        pieces: list[Judged] = []
+        pieces: list[OutputsAndTargets] = []
         with self.model.evaluation_mode():
             for batch in self._in_turn(batches):
-                judged = self.objective.judged(self.model.module, batch.content)
-                figures.append(self.objective.figures(judged, by_batch))
+                arguments = self.objective.metric_arguments(self.model.module, batch.content)
+                figures.append(self.objective.metric_figures(arguments, by_batch))
                 if at_once:
-                    pieces.append(on_cpu(judged, self.objective.class_mean))
+                    pieces.append(on_cpu(arguments, self.objective.class_mean))
             sums: dict[str, Tensor] = {}
             for place, metric in enumerate(by_batch):
                 column = [row[place] for row in figures]  # A figure of each batch.
                 sums[metric] = self._weighted_sum(column, batches, metric)
             if at_once:
-                scores = self.objective.figures(gather(pieces), at_once)
+                scores = self.objective.metric_figures(gather(pieces), at_once)
                 sums.update(zip(at_once, scores, strict=True))
             return torch.stack([self._widest(sums[metric]) for metric in metrics])
 
@@ -362,7 +365,7 @@ class Passes:
         vars(other).pop("gradients", None)  # They were taken on all of the data.
         with self.alone() as judge, torch.no_grad():
             module = judge.model.module
-            other.hold([judge.objective.sized(module, content) for content in contents])
+            other.hold([judge.objective.batch_with_size(module, content) for content in contents])
         return other
 
     @contextmanager

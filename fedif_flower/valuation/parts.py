@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError, is_count, require
-from fedif_flower.tasks.rows import class_labels, join, num_rows, take_of_all
+from fedif_flower.tasks.rows import class_labels, count_rows, join, take_of_all
 from fedif_flower.valuation.parallel import Passes
 
 BLOCKS = 20
@@ -230,7 +230,7 @@ def _labels(batches: Sequence[Any]) -> Tensor | None:
 
 def _num_rows(batches: Sequence[Any]) -> int:
     """Return how many examples batches have; 0 where single ones cannot be taken out."""
-    lengths = [num_rows(batch) or 0 for batch in batches]
+    lengths = [count_rows(batch) for batch in batches]
     return 0 if 0 in lengths else sum(lengths)
 
 
@@ -240,7 +240,7 @@ def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
     They are smaller where pieces of several batches cannot be joined.
     """
     pieces = take_of_all(batches, rows)  # Of each batch what was drawn of it.
-    largest = max(num_rows(batch) or 0 for batch in batches)
+    largest = max(count_rows(batch) for batch in batches)
     at_once = max(len(batches) * largest // max(len(rows), 1), 1)
     taken: list[Any] = []
     for start in range(0, len(pieces), at_once):

@@ -17,7 +17,7 @@ from fedif_flower.tasks.modules import (
     random_state,
     to_memory_format,
 )
-from fedif_flower.tasks.rows import first_few, num_rows
+from fedif_flower.tasks.rows import count_rows, first_few
 from fedif_flower.tasks.structures import map_tensors
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective
@@ -136,8 +136,8 @@ def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
     """Tell whether outputs and targets are classes."""
     failure = "the accuracy cannot be taken of validation batch 1"
     with named(failure, batch), evaluation_mode(model)():
-        judged = objective.judged(model, batch)
-        (num_right,) = objective.figures(judged, ["accuracy"])
+        arguments = objective.metric_arguments(model, batch)
+        (num_right,) = objective.metric_figures(arguments, ["accuracy"])
     return not bool(num_right.isnan())
 
 
@@ -154,11 +154,11 @@ def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> l
     skipped = 0
     for number, content in enumerate(contents, 1):
         with named(f"{objective.call} fails on validation batch {number}", content, model):
-            batch = objective.sized(model, content, tried=False)
+            batch = objective.batch_with_size(model, content, tried=False)
         if batch.size:
             batches.append(batch._replace(skipped=skipped))
         else:
-            skipped += num_rows(content) or 0
+            skipped += count_rows(content)
     if not any(batch.weight for batch in batches):
         raise ValuationError("the validation set is empty: the loss counts none of its targets")
     return batches

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.dtypes import dtype_misfit
-from fedif_flower.tasks.rows import join, num_rows, take_rows
+from fedif_flower.tasks.rows import count_rows, join, num_rows, take_rows
 from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
@@ -56,9 +56,10 @@ def some_examples(batches: Sequence[Any]) -> Any:
     Exception
         Any, if batches cannot be divided or joined.
     """
-    count = min(max(2, *(num_rows(batch) or 0 for batch in batches)), _MOST)
-    drawn = draw_batches(batches, count, torch.Generator().manual_seed(0)) or batches
-    joined = join(drawn)
+    largest = max(count_rows(batch) for batch in batches)
+    count = min(max(largest, 2), _MOST)
+    drawn = draw_batches(batches, count, torch.Generator().manual_seed(0))
+    joined = join(drawn if drawn else batches)
     if num_rows(joined) is None:
         raise ValuationError(f"{describe(joined)} cannot be divided")
     return joined
@@ -153,7 +154,7 @@ def divide(function: Callable[[Any], Sized], examples: Any) -> Divided | None:
 
     ``None`` for fewer than two examples (any structure of tensors).
     """
-    count = num_rows(examples) or 0
+    count = count_rows(examples)
     if count < 2:
         return None
     third = max(count // 3, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.modules import evaluation_mode, seed_all
-from fedif_flower.tasks.rows import class_labels, num_rows, take_rows
+from fedif_flower.tasks.rows import class_labels, count_rows, take_rows
 from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
@@ -44,7 +44,7 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
     if objective.class_mean is None:
         return
     with evaluation_mode(model)():
-        outputs, _ = objective.judged(model, batch)
+        outputs, _ = objective.metric_arguments(model, batch)
     if isinstance(outputs, Tensor) and (outputs.dim() == 1 or outputs.shape[1:2] == (1,)):
         raise ConfigError(
             f"the model gives {describe(outputs)}, one number for each example, of which "
@@ -208,12 +208,12 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
     loss_fn = objective.loss_fn
 
     def loss(pair: tuple[Any, Any]) -> Sized:
-        return Sized(loss_fn(*pair), num_rows(pair) or 0)
+        return Sized(loss_fn(*pair), count_rows(pair))
 
     def attempt() -> str:
-        judged = objective.judged(model.module, examples)
-        require_pairs("loss_fn", loss_fn, *judged)
-        return why_no_mean(loss, _sorted_by_label(judged))
+        arguments = objective.metric_arguments(model.module, examples)
+        require_pairs("loss_fn", loss_fn, *arguments)
+        return why_no_mean(loss, _sorted_by_label(arguments))
 
     try:
         examples = some_examples(batches)

@@ -10,9 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from fedif_flower.errors import ConfigError, ValuationError
+from fedif_flower.tasks.dtypes import is_half
 from fedif_flower.tasks.structures import describe, tensors_of
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.gathered import MOST_BYTES, Judged, NotGatheredError, gather, on_cpu
+from fedif_flower.valuation.gathered import (
+    MOST_BYTES,
+    NotGatheredError,
+    OutputsAndTargets,
+    gather,
+    on_cpu,
+)
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective, as_figure
 from fedif_flower.valuation.trial_functions import (
     Sized,
@@ -66,16 +73,16 @@ def try_scores(
 
 def _gathered(
     model: FlatModel, objective: Objective, batches: Sequence[Batch]
-) -> tuple[Judged | None, str]:
+) -> tuple[OutputsAndTargets | None, str]:
     """Return outputs and targets of all examples; else ``None``, and why not."""
     if not isinstance(objective, PairObjective):
         return None, "the loss comes by batch_loss"
-    pieces: list[Judged] = []
+    pieces: list[OutputsAndTargets] = []
     held = 0
     try:
         for batch in batches:
-            judged = objective.judged(model.module, batch.content)
-            pieces.append(on_cpu(judged, objective.class_mean))
+            pair = objective.metric_arguments(model.module, batch.content)
+            pieces.append(on_cpu(pair, objective.class_mean))
             held += sum(tensor.nbytes for tensor in tensors_of(pieces[-1]))
             if held > MOST_BYTES:
                 return None, f"the outputs for all examples take more than {MOST_BYTES >> 20} MiB"
@@ -84,12 +91,12 @@ def _gathered(
         return None, str(error)
 
 
-def _try_at_once(objective: Objective, name: str, gathered: Judged) -> None:
+def _try_at_once(objective: Objective, name: str, gathered: OutputsAndTargets) -> None:
     """Raise an error unless a score gives a number for all outputs and targets."""
     # First of a few: of many, comparing each with every other would take all memory.
     require_pairs(f"the {name}", objective.scores[name], *some_examples([gathered]))
     with named(f"the {name} cannot be taken of all validation examples", gathered):
-        (figure,) = objective.figures(gathered, [name])
+        (figure,) = objective.metric_figures(gathered, [name])
         _require_scalar(figure)
     _require_finite(name, float(figure))
 
@@ -101,8 +108,8 @@ def _sum_by_batch(
     total = 0.0
     for number, batch in enumerate(batches, 1):
         with named(f"the {name} cannot be taken of validation batch {number}", batch.content):
-            judged = objective.judged(model.module, batch.content)
-            (figure,) = objective.figures(judged, [name])
+            pair = objective.metric_arguments(model.module, batch.content)
+            (figure,) = objective.metric_figures(pair, [name])
             _require_scalar(figure)
         total += float(figure) * batch.size
     return total
@@ -159,23 +166,22 @@ def _why_no_mean(model: FlatModel, objective: Objective, name: str, examples: An
     """Return what :func:`why_no_mean` says about a score."""
     score = objective.scores[name]
     if isinstance(objective, PairObjective):
-        judged = objective.judged(model.module, examples)
-        require_pairs(f"the {name}", score, *judged)
+        pair = objective.metric_arguments(model.module, examples)
+        require_pairs(f"the {name}", score, *pair)
 
-        def score_pair(pair: Judged) -> Sized:
-            return Sized(_single(score(*pair)), objective.known_size(pair).examples)
+        def score_pair(pair: OutputsAndTargets) -> Sized:
+            return Sized(_narrowed_to_single(score(*pair)), objective.known_size(pair).examples)
 
-        return why_no_mean(score_pair, judged)
+        return why_no_mean(score_pair, pair)
 
     def score_batch(batch: Any) -> Sized:
         _, size = objective.loss_and_size(model.module, batch)
-        return Sized(_single(score(model.module, batch)), size.examples)
+        return Sized(_narrowed_to_single(score(model.module, batch)), size.examples)
 
     return why_no_mean(score_batch, examples)
 
 
-def _single(value: Any) -> Tensor:
+def _narrowed_to_single(value: Any) -> Tensor:
     """Return a figure in single precision, unless its own is less: outputs seldom have more."""
     figure = as_figure(value)
-    is_half = figure.is_floating_point() and figure.itemsize < 4
-    return figure if is_half else figure.float()
+    return figure if is_half(figure) else figure.float()
