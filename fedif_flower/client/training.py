@@ -295,16 +295,9 @@ def train_on(
         correction=term.gradient,
     )
     device = next(model.parameters()).device
-    # Of an epoch: the sum of the losses by example, and what it is divided by.
-    total = torch.zeros((), device=device)
-    weight = 0.0
-    examples = 0.0
     with seeded_randomness(seed, device), module_mode(model, training=True), sgd, term:
-        for epoch in range(config.local_epochs):
-            total.zero_()
-            weight = 0.0
-            examples = 0.0
-            losses: list[Tensor] = []
+        for number in range(1, config.local_epochs + 1):
+            epoch = _Epoch(device)
             for batch in source.epoch(generator):
                 with naming_dtypes(model, batch), _arithmetic(config.precision, device):
                     loss, size = source.loss(model, batch)
@@ -316,16 +309,47 @@ def train_on(
                 objective.backward()  # type: ignore[no-untyped-call]
                 sgd.after_backward()
                 term.steps += 1
-                losses.append(loss.detach())
-                total.add_(losses[-1].float(), alpha=size.weight)
-                weight += size.weight
-                examples += size.examples
-            if not weight:
+                epoch.add(loss.detach(), size)
+            if not epoch.weight:
                 raise DataError(_why_none_counted(source.data))
-            if not (bool(total.isfinite()) and _has_numbers(model)):
-                _refuse_divergence(model, source.data, losses, epoch + 1)
-    num_examples = int(examples) if examples.is_integer() else examples
-    return Trained(float(total) / weight, num_examples)
+            if not (bool(epoch.total.isfinite()) and _has_numbers(model)):
+                _refuse_divergence(model, source.data, epoch.losses, number)
+    return epoch.trained()
+
+
+class _Epoch:
+    """The losses of an epoch's steps, and their mean over its examples.
+
+    Attributes
+    ----------
+    losses : list of Tensor
+        Of each step, a scalar.
+    total : Tensor
+        The sum of the losses, each times what its batch weighs; it stays on the device, since to
+        read a number from there is to wait for it.
+    weight, examples : float
+        What the batches weigh, and how many of their examples count.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.losses: list[Tensor] = []
+        self.total = torch.zeros((), device=device)
+        self.weight = 0.0
+        self.examples = 0.0
+
+    def add(self, loss: Tensor, size: BatchSize) -> None:
+        """Add a step's mean loss over a batch of a size."""
+        self.losses.append(loss)
+        self.total.add_(loss.float(), alpha=size.weight)
+        self.weight += size.weight
+        self.examples += size.examples
+
+    def trained(self) -> Trained:
+        """Return the mean loss, and of how many examples it is."""
+        num_examples = self.examples
+        if num_examples.is_integer():
+            num_examples = int(num_examples)
+        return Trained(float(self.total) / self.weight, num_examples)
 
 
 def _why_none_counted(data: Any) -> str:
@@ -363,13 +387,13 @@ def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], ep
         if not bool(loss.isfinite()):
             words = f"the training loss was {float(loss):g} at step {step} of epoch {epoch}"
             break
-    words += f"; {_why(data)}"
+    words += f"; {_words_of_not_finite(data)}"
     logger.warning("%s", words)
     if not _has_numbers(model):
         raise DataError(words)
 
 
-def _why(data: Any) -> str:
+def _words_of_not_finite(data: Any) -> str:
     """Return whether data have examples that are no numbers."""
     nan, infinite = read_not_finite(data)
     if nan:
@@ -477,9 +501,7 @@ def _train_as_told(
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded_randomness(seed, device), module_mode(model, training=True):
         loss = task.train(model, data, config.part(TrainingConfig))
-    # A number of NumPy's, such as the mean of an array, is a Real as well.
-    is_scalar = loss.numel() == 1 if isinstance(loss, Tensor) else isinstance(loss, Real)
-    if not is_scalar:
+    if not _is_scalar(loss):
         raise DataError(
             f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "
             "training loss"
@@ -487,5 +509,13 @@ def _train_as_told(
     training_loss = float(loss)
     if not _has_numbers(model):
         words = f"train() of task {task.name!r} led to parameters that are NaN or infinite"
-        raise DataError(f"{words}, with a training loss of {training_loss:g}; {_why(data)}")
+        words += f", with a training loss of {training_loss:g}; {_words_of_not_finite(data)}"
+        raise DataError(words)
     return Trained(training_loss, num_examples)
+
+
+def _is_scalar(loss: Any) -> bool:
+    """Tell whether a loss is one number, in a tensor or by itself."""
+    if isinstance(loss, Tensor):
+        return loss.numel() == 1
+    return isinstance(loss, Real)  # So is a number of NumPy's, as the mean of an array.

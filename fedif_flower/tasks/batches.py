@@ -60,13 +60,7 @@ def read_batches(
             "arrays, as to_numpy() of a DataFrame gives them"
         )
     if _holds_examples(inputs):
-        # A stream comes in an order of its own; it need not have a length.
-        is_stream = isinstance(inputs, IterableDataset) or not hasattr(inputs, "__len__")
-        if is_stream or len(inputs):
-            shuffle = generator is not None and not is_stream
-            # It draws a seed in any case: not from the process, where nothing is shuffled.
-            draws = generator or torch.Generator()
-            yield from DataLoader(inputs, batch_size, shuffle=shuffle, generator=draws)
+        yield from _batches_of_examples(inputs, batch_size, generator)
     elif isinstance(inputs, Iterable):
         yield from map(as_tensors, inputs)
     else:
@@ -79,6 +73,21 @@ def _holds_examples(data: Any) -> bool:
     """Tell whether data hold single examples: a Dataset does, of torch or not; a list batches."""
     is_indexed = isinstance(data, Dataset) or hasattr(data, "__getitem__")
     return is_indexed and not isinstance(data, Sequence | DataLoader)
+
+
+def _batches_of_examples(
+    examples: Any, batch_size: int, generator: torch.Generator | None
+) -> Iterator[Any]:
+    """Yield batches of data that hand out single examples."""
+    # A loader draws a seed in any case: not from the process, where nothing is shuffled.
+    draws = torch.Generator() if generator is None else generator
+    # A stream comes in an order of its own; it need not have a length.
+    is_stream = isinstance(examples, IterableDataset) or not hasattr(examples, "__len__")
+    if is_stream:
+        yield from DataLoader(examples, batch_size, generator=draws)
+    elif len(examples):
+        shuffle = generator is not None
+        yield from DataLoader(examples, batch_size, shuffle=shuffle, generator=draws)
 
 
 def _split(examples: Any, batch_size: int, generator: torch.Generator | None) -> Iterator[Any]:

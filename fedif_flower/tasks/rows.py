@@ -114,6 +114,8 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
     if isinstance(first, Tensor):
         _require_alike(parts)
         return torch.cat(tuple(parts))
+    # A list of as many strings as examples goes on; any other list or dict holds parts itself.
+    # Columns differ in length from batch to batch, so they come before what has to be alike.
     if all(map(_is_column, parts, counts)):
         items = list(chain.from_iterable(parts))
         return items if isinstance(first, list) else tuple(items)
@@ -123,7 +125,7 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
     if isinstance(first, list | tuple):
         joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
         return rebuilt(first, joined)
-    return first
+    return first  # A whole batch's own, such as a number: alike in all of them.
 
 
 def _require_alike(parts: Sequence[Any]) -> None:
@@ -139,9 +141,10 @@ def _require_alike(parts: Sequence[Any]) -> None:
 
 def _are_alike(part: Any, other: Any) -> bool:
     """Tell whether two parts have one form; what is made of nothing else has to be one value."""
+    if isinstance(part, Tensor) and isinstance(other, Tensor):
+        return part.shape[1:] == other.shape[1:]
     if isinstance(part, Tensor) or isinstance(other, Tensor):
-        are_tensors = isinstance(part, Tensor) and isinstance(other, Tensor)
-        return are_tensors and part.shape[1:] == other.shape[1:]
+        return False
     if isinstance(part, Mapping):
         return isinstance(other, Mapping) and part.keys() == other.keys()
     if isinstance(part, list | tuple):

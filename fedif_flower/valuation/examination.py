@@ -21,6 +21,7 @@ from fedif_flower.valuation.class_noise import (
 )
 from fedif_flower.valuation.cross_fit import (
     CrossFit,
+    Models,
     cross_fit,
     fit_in_time,
     untrained_models,
@@ -89,7 +90,10 @@ def vet(
     """
     require(seconds > 0, "seconds", seconds, "a number > 0")
     began = time.perf_counter()
-    held_out = _examine(validation, test, build, seed, seconds if way is None else math.inf, way)
+    time_limit = seconds
+    if way is not None:
+        time_limit = math.inf
+    held_out = _examine(validation, test, build, seed, time_limit, way)
     if way is not None and held_out.way != way:
         words = f"way = {way}: {held_out.examples} examples cannot be examined like this"
         raise ConfigError(f"{words}: {held_out.why_none}" if held_out.why_none else words)
@@ -104,37 +108,20 @@ def _examine(
     seconds: float,
     way: Way | None,
 ) -> HeldOut:
+    """Return what :func:`vet` does, without how long it took."""
     held_out = _with_copies(validation, test)
-    if "accuracy" not in validation.metrics:
-        return replace(held_out, why_none="targets are no classes")
-    batch, places = labelled_examples(validation)
-    if batch is None:
-        words = "its batches cannot be divided into examples that fit into one batch"
-        return replace(held_out, why_none=words)
-    labels = batch[-1]
-    held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
-    num_classes = count_answers(validation)
-    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        words = f"its labels are not among the model's classes, 0 to {num_classes - 1}"
-        return replace(held_out, why_none=words)
-    held_out = _with_counts(held_out, labels, num_classes)
-    if validation.judge.objective.class_mean is None:
-        return replace(held_out, why_none="the loss is no cross-entropy of torch")
-    if len(labels) < LEAST_EXAMPLES:
-        few = f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
-        return replace(held_out, why_none=few)
-    began = time.perf_counter()
-    models = untrained_models(validation, build, seed)
     try:
-        fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
-    except Exception as error:  # Out of the user's model, which was tried in eval mode alone.
-        return replace(held_out, why_none=_not_trained(error))
-    if fit is None:
-        longer = f"more than {seconds:g} s" if way is None else "another way"
-        return replace(held_out, why_none=f"it would take {longer}")
-    fitted, way_taken = fit
-    if not bool(fitted.logits.isfinite().all()):
-        return replace(held_out, why_none="models trained on it give no finite numbers")
+        batch, places = _labelled(validation)
+        labels = batch[-1]
+        held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
+        num_classes = _count_classes(validation, labels)
+        held_out = _with_counts(held_out, labels, num_classes)
+        _require_estimable(validation, labels)
+        began = time.perf_counter()
+        models = untrained_models(validation, build, seed)
+        fitted, way_taken = _fit(models, batch, num_classes, seed, seconds, way)
+    except _NoEstimateError as error:  # What was found before that stays.
+        return replace(held_out, why_none=str(error))
     estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
     held_out = _with_estimate(replace(held_out, way=way_taken), estimate, labels)
     if way_taken.model == "own":  # Else there is no time to train it once more.
@@ -152,6 +139,58 @@ def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
         shared = sum(row in test_inputs for row in inputs)
     copies = len(inputs) - len(set(inputs))
     return HeldOut(int(validation.num_examples), copies=copies, shared=shared)
+
+
+class _NoEstimateError(Exception):
+    """Why the share of wrong labels in a held-out set cannot be estimated, in words."""
+
+
+def _labelled(validation: Validation) -> tuple[Any, Tensor]:
+    """Return all labelled examples as one batch, and where they lie in the data."""
+    if "accuracy" not in validation.metrics:
+        raise _NoEstimateError("targets are no classes")
+    batch, places = labelled_examples(validation)
+    if batch is None:
+        raise _NoEstimateError(
+            "its batches cannot be divided into examples that fit into one batch"
+        )
+    return batch, places
+
+
+def _count_classes(validation: Validation, labels: Tensor) -> int:
+    """Return how many classes the model answers, all labels among them."""
+    num_classes = count_answers(validation)
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise _NoEstimateError(
+            f"its labels are not among the model's classes, 0 to {num_classes - 1}"
+        )
+    return num_classes
+
+
+def _require_estimable(validation: Validation, labels: Tensor) -> None:
+    if validation.judge.objective.class_mean is None:
+        raise _NoEstimateError("the loss is no cross-entropy of torch")
+    if len(labels) < LEAST_EXAMPLES:
+        raise _NoEstimateError(
+            f"{len(labels)} examples are too few; at least {LEAST_EXAMPLES} are needed"
+        )
+
+
+def _fit(
+    models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None
+) -> tuple[CrossFit, Way]:
+    """Return what models trained on some folds say of the others, and how they were trained."""
+    try:
+        fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
+    except Exception as error:  # Out of the user's model, which was tried in eval mode alone.
+        raise _NoEstimateError(_not_trained(error)) from error
+    if fit is None:
+        longer = f"more than {seconds:g} s" if way is None else "another way"
+        raise _NoEstimateError(f"it would take {longer}")
+    fitted, way_taken = fit
+    if not bool(fitted.logits.isfinite().all()):
+        raise _NoEstimateError("models trained on it give no finite numbers")
+    return fitted, way_taken
 
 
 def _with_counts(held_out: HeldOut, labels: Tensor, num_classes: int) -> HeldOut:
@@ -180,7 +219,7 @@ def _with_estimate(held_out: HeldOut, estimate: Profile, labels: Tensor) -> Held
 def _with_estimate_by_class(
     held_out: HeldOut,
     fitted: CrossFit,
-    models: Callable[[int], nn.Module],
+    models: Models,
     batch: Any,
     seed: int,
     seconds: float,

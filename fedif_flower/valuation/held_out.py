@@ -99,15 +99,15 @@ class HeldOut:
     def words(self, where: str = "") -> str:
         """Return what was found, in a sentence or a few; ``where``: the file with the suspects."""
         phrases = [
-            self._labels(where),
-            *self._haste(),
-            *self._confusions(where),
-            *self._classes(),
-            *self._twice(),
+            self._words_of_labels(where),
+            *self._words_of_haste(),
+            *self._words_of_confusions(where),
+            *self._words_of_classes(),
+            *self._words_of_copies(),
         ]
         return "; ".join(phrases)
 
-    def _labels(self, where: str) -> str:
+    def _words_of_labels(self, where: str) -> str:
         if self.noise is None or self.low is None or self.high is None:
             return f"whether held-out labels are wrong is not known: {self.why_none}"
         interval = f"{100 * self.low:.0f} to {100 * self.high:.0f} %"
@@ -119,9 +119,9 @@ class HeldOut:
         words = f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong"
         if not self.suspects:
             return words
-        return f"{words}: {self._suspects(where)}"
+        return f"{words}: {self._words_of_suspects(where)}"
 
-    def _haste(self) -> list[str]:
+    def _words_of_haste(self) -> list[str]:
         if self.way is None or not self.way.is_cut_short:
             return []
         return [
@@ -129,7 +129,7 @@ class HeldOut:
             "another share"
         ]
 
-    def _confusions(self, where: str) -> list[str]:
+    def _words_of_confusions(self, where: str) -> list[str]:
         if not self.confused:
             return []
         chances = torch.tensor(self.transitions)
@@ -146,14 +146,14 @@ class HeldOut:
         ]
         # Else they were named with those that look wrong; of secret data nobody is told any.
         if self.suspects and not self.correction:
-            phrases.append(self._suspects(where))
+            phrases.append(self._words_of_suspects(where))
         return phrases
 
-    def _suspects(self, where: str) -> str:
+    def _words_of_suspects(self, where: str) -> str:
         count = f"{len(self.suspects)} suspects"
         return f"{count} in {where}" if where else count
 
-    def _classes(self) -> list[str]:
+    def _words_of_classes(self) -> list[str]:
         phrases = []
         if self.missing:
             phrases.append(f"no held-out example that counts of the classes {listed(self.missing)}")
@@ -162,7 +162,7 @@ class HeldOut:
             phrases.append(f"fewer than {RARE} held-out examples of the classes {listed(few)}")
         return phrases
 
-    def _twice(self) -> list[str]:
+    def _words_of_copies(self) -> list[str]:
         phrases = []
         if self.copies:
             phrases.append(f"{self.copies} of {self.examples} held-out inputs are there twice")
