@@ -27,6 +27,7 @@ from fedif_consortium.masking.keeper_service import (
     keeper_server,
     make_keeper,
     read_keeper_config,
+    serve,
 )
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
@@ -222,6 +223,15 @@ def test_a_service_whose_files_others_may_read_or_that_are_not_there_does_not_be
     missing = tmp_path / "keeper-client.crt"
     with pytest.raises(ConfigError, match=re.escape(f"{missing} cannot be read")):
         keeper_server(app, config.settings)
+
+
+def test_a_service_that_does_not_begin_does_not_say_that_it_listens(tmp_path, caplog):
+    config = read_keeper_config(Keeping(tmp_path).write())
+    config = config._replace(settings=config.settings.replace(health_address="nowhere"))
+    caplog.set_level("INFO")
+    with pytest.raises(ConfigError, match="health-address = 'nowhere'"):
+        serve(config)
+    assert "listens" not in caplog.text
 
 
 # -- its file
