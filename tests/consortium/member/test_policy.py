@@ -95,7 +95,7 @@ def test_a_name_may_have_dots_and_a_metric_spaces(tmp_path):
         ("[runs.config]\nkey = {least = 5, most = 1}", "[runs] config.key = {'least': 5, 'mo"),
         (
             "[runs]\nfirst-day = 2026-02-01\nlast-day = 2026-01-31",
-            "[runs] last-day = datetime.date(2026, 1, 31); allowed: first-day = 2026-02-01 or ",
+            "[runs] last-day = '2026-01-31'; allowed: first-day = 2026-02-01 or ",
         ),
         (
             "[apps]\nx = 1",
