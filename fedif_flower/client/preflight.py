@@ -14,7 +14,8 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedif_flower.client.held_out import labels_in, warn_of_classes
-from fedif_flower.client.training import NO_EXAMPLES, train_task
+from fedif_flower.client.local_batches import NO_EXAMPLES
+from fedif_flower.client.training import train_task
 from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError

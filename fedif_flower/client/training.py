@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from numbers import Real
 from typing import Any, NamedTuple
@@ -14,194 +14,29 @@ from torch.nn import functional
 
 from fedif_flower.arithmetic import all_finite
 from fedif_flower.client.flat_sgd import FlatSGD
+from fedif_flower.client.local_batches import (
+    NO_EXAMPLES,
+    BatchesAsTheyCome,
+    PreparedBatches,
+    batches_of,
+)
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import LocalTerm
-from fedif_flower.tasks.batches import count_dropped, count_examples, read_batches, tensor_pair
+from fedif_flower.tasks.batches import count_dropped, count_examples
 from fedif_flower.tasks.config import Precision, TrainingConfig
 from fedif_flower.tasks.dtypes import naming_dtypes
 from fedif_flower.tasks.modules import (
-    image_format,
     keep_freed_memory,
     module_mode,
     seeded_randomness,
-    sparing_single_values,
-    to_memory_format,
     trainable_parameters,
 )
 from fedif_flower.tasks.not_finite import read_not_finite
-from fedif_flower.tasks.rows import num_rows
-from fedif_flower.tasks.structures import describe, to_device
+from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import LossFunction, Task
-from fedif_flower.valuation.class_mean import BatchSize, class_mean
-from fedif_flower.valuation.objective import Objective, objective_of
+from fedif_flower.valuation.class_mean import BatchSize
 
 logger = logging.getLogger(__name__)
-NO_EXAMPLES = "local training needs at least one example; this client has none"
-
-
-class PreparedBatches:
-    """Tensors in memory, in a new order per epoch: one gather into the same memory, then views.
-
-    Images lie in the format in which the model is fastest. A batch norm that would see a single
-    value per channel (a last batch of one example and 1x1 maps) has no batch statistics: there it
-    uses its running ones and leaves them alone.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-        Decides the format.
-    inputs : Tensor
-        ``[n, ...]``, n >= 1.
-    labels : Tensor
-        ``[n, ...]``, on the same device.
-    batch_size : int
-        >= 1; the last batch may be smaller.
-    loss_fn : callable
-        ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
-
-    Raises
-    ------
-    DataError
-        If there are no examples.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        inputs: Tensor,
-        labels: Tensor,
-        batch_size: int,
-        loss_fn: LossFunction,
-    ) -> None:
-        count = len(labels)
-        if count == 0:
-            raise DataError(NO_EXAMPLES)
-        size = min(batch_size, count)
-        self._inputs = to_memory_format(inputs, image_format(model, inputs))
-        self._labels = labels
-        self._loss_fn = loss_fn
-        mean = class_mean(loss_fn)
-        self._weights: Tensor | None = None  # [n], on the CPU; None: the same each.
-        if mean is not None:
-            weights = mean.example_weights(labels)
-            if bool((weights != weights[0]).any()):
-                self._weights = weights
-        self.data = (inputs, labels)
-        self._shuffled = torch.empty_like(self._inputs)
-        self._shuffled_labels = torch.empty_like(labels)
-        # Views: filled anew in each epoch.
-        self._size = size
-        self._batches: list[tuple[Tensor, Tensor]] = []
-        for start in range(0, count, size):
-            part = slice(start, start + size)
-            self._batches.append((self._shuffled[part], self._shuffled_labels[part]))
-
-    def epoch(self, generator: torch.Generator) -> list[tuple[Tensor, Tensor, BatchSize]]:
-        """Return all examples in a new order, in batches with their sizes."""
-        drawn = torch.randperm(len(self._labels), generator=generator)
-        order = drawn.to(self._labels.device)
-        torch.index_select(_rows(self._inputs), 0, order, out=_rows(self._shuffled))
-        torch.index_select(self._labels, 0, order, out=self._shuffled_labels)
-        sizes = self._sizes(drawn)
-        return [(*batch, size) for batch, size in zip(self._batches, sizes, strict=True)]
-
-    def _sizes(self, order: Tensor) -> list[BatchSize]:
-        """Return the sizes of an epoch's batches, of examples in an order ``[n]``."""
-        if self._weights is None:
-            counts = [len(labels) for _, labels in self._batches]
-            return [BatchSize(count, count) for count in counts]
-        parts = torch.split(self._weights[order], self._size)
-        return [BatchSize(int((part > 0).sum()), float(part.sum())) for part in parts]
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and its size."""
-        inputs, labels, size = batch
-        with _sparing_if_single(model, len(labels)):
-            return self._loss_fn(model(inputs), labels), size
-
-
-def _sparing_if_single(model: nn.Module, count: int | None) -> AbstractContextManager[None]:
-    """Spare batch norms where a batch has one example; ``None``: it is not known how many."""
-    return sparing_single_values(model) if count == 1 else nullcontext()
-
-
-class BatchesAsTheyCome:
-    """Data of any structure, batch by batch.
-
-    Tensors and a Dataset are shuffled anew in each epoch, and cut into batches; a DataLoader, a
-    list of batches or anything else that yields batches is taken as it comes. A batch none of
-    whose targets counts for the loss is left out. Batch norms see a batch of one example as in
-    :class:`PreparedBatches`.
-
-    Parameters
-    ----------
-    data : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
-        What can be gone through once for each epoch.
-    objective : Objective
-        The loss.
-    batch_size : int
-        >= 1.
-    device : torch.device
-        Where batches are moved to.
-    """
-
-    def __init__(
-        self, data: Any, objective: Objective, batch_size: int, device: torch.device
-    ) -> None:
-        self.data = data
-        self._objective = objective
-        self._batch_size = batch_size
-        self._device = device
-
-    def epoch(self, generator: torch.Generator) -> Iterator[tuple[Any, BatchSize | None]]:
-        """Yield batches on the device, each with its size where the batch alone tells it.
-
-        Raises
-        ------
-        ValuationError
-            If the data are none.
-        DataError
-            If batches can be gone through only once.
-        """
-        is_over = isinstance(self.data, Iterator)
-        for batch in read_batches(self.data, None, self._batch_size, generator):
-            is_over = False
-            # Before it is moved: to read it on a GPU would be to wait for that.
-            self._objective.check(batch)
-            size = self._objective.counted_size(batch)
-            if size is None or size.weight:  # Else the mean would be 0 / 0.
-                yield to_device(batch, self._device), size
-        if is_over:
-            raise DataError(
-                "client_data gives its batches once; local training needs them in every epoch"
-            )
-
-    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and its size.
-
-        Raises
-        ------
-        ValuationError
-            If the model takes the batch for an example.
-        DataError
-            If the loss is no scalar.
-        """
-        content, _ = batch
-        self._objective.check_with(model, content)
-        with _sparing_if_single(model, num_rows(content)):
-            loss, size = self._objective.loss_and_size(model, *batch)
-        if loss.dim():
-            raise DataError(
-                f"{self._objective.call} gives {describe(loss)} in training; expected a scalar "
-                "tensor, the mean loss over the batch"
-            )
-        return loss, size
-
-
-def _rows(examples: Tensor) -> Tensor:
-    """View dense examples, in whichever memory format, as ``[n, values]``."""
-    length = examples[0].numel()
-    return examples.as_strided((len(examples), length), (length, 1))
 
 
 class Trained(NamedTuple):
@@ -455,33 +290,8 @@ def train_task(
                 "function of its own: choose another strategy"
             )
         return _train_as_told(task, model, data, config, generator)
-    source = _batches_of(task, model, data, config.batch_size, term or LocalTerm())
+    source = batches_of(task, model, data, config.batch_size, term or LocalTerm())
     return train_on(model, source, config, generator, proximal_mu, term)
-
-
-def _batches_of(
-    task: Task, model: nn.Module, data: Any, batch_size: int, term: LocalTerm
-) -> PreparedBatches | BatchesAsTheyCome:
-    """Return the batches of data of a task, with the task's loss, or the term's in its place."""
-    pair = tensor_pair(data)
-    if pair is not None and task.batch_loss is None:
-        inputs, targets = _counted(task.pair_loss, *pair)
-        loss_fn = term.loss_fn or task.pair_loss
-        return PreparedBatches(model, inputs, targets, batch_size, loss_fn)
-    objective = objective_of(term.loss_fn or task.loss, task.batch_loss)
-    device = next(model.parameters()).device
-    return BatchesAsTheyCome(data, objective, batch_size, device)
-
-
-def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out examples whose target the loss ignores: a batch of them alone has no mean."""
-    mean = class_mean(loss_fn)
-    if mean is None:
-        return inputs, targets
-    counted = mean.counts(targets)
-    if bool(counted.all()):
-        return inputs, targets  # Without a copy.
-    return inputs[counted], targets[counted]
 
 
 def _train_as_told(

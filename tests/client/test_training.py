@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
+from fedif_flower.client.local_batches import BatchesAsTheyCome
 from fedif_flower.client.reply import node_memory
 from fedif_flower.client.training import (
-    BatchesAsTheyCome,
     Trained,
     train_local,
     train_on,
