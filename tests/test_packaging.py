@@ -89,6 +89,17 @@ def test_the_extra_is_what_the_consortium_imports_beside_it():
     assert modules == extra, "see MODULES in fedif_consortium/extra.py"
 
 
+def test_an_example_that_makes_a_statement_installs_what_it_needs():
+    with_statement = []
+    for folder in (path.parent for path in sorted((PROJECT / "examples").glob("*/pyproject.toml"))):
+        texts = [path.read_text() for path in (folder / "README.md", *folder.rglob("*.py"))]
+        if any("fedif statement" in text or "fedif_consortium.statement" in text for text in texts):
+            with_statement.append(folder.name)
+            project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+            assert "fedif-flower[consortium]" in project["dependencies"], folder.name
+    assert with_statement == ["hospitals", "language-model"]
+
+
 def test_no_module_of_one_operating_system_is_imported():
     files = [path for package in PACKAGES[:2] for path in package.rglob("*.py")]
     everywhere = {name.split(".")[0] for path in files for name in imports(path)}
