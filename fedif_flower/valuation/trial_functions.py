@@ -27,7 +27,8 @@ _FAR = 0.01  # What a GPU's faster arithmetic rounds is less, as a share of the 
 def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[None]:
     """Turn whatever a user's functions raise on a batch into one sentence about the failure.
 
-    With a ``model`` it says, too, where the batch is of another floating-point type.
+    With a ``model`` it says, too, where the batch is of another floating-point type, or has
+    several inputs as one.
     """
     try:
         yield
@@ -35,10 +36,29 @@ def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[
         raise
     except Exception as error:
         words = f"{failure}, {describe(batch)}: {type(error).__name__}: {error}"
-        misfit = "" if model is None else dtype_misfit(model, batch)
+        misfit = ""
+        if model is not None:
+            misfit = dtype_misfit(model, batch) or _several_inputs(model, batch)
         if misfit:
             words += f"; {misfit}"
         raise ValuationError(words) from error
+
+
+def _several_inputs(model: nn.Module, batch: Any) -> str:
+    """Return how to pass inputs that came as one tuple to a model of several; empty: it is not."""
+    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
+    if not is_pair or not isinstance(batch[0], tuple | list):
+        return ""
+    try:
+        with torch.no_grad():
+            model(*batch[0])
+    except Exception:  # It takes these no better.
+        return ""
+    names = ", ".join(chr(ord("a") + place) for place in range(len(batch[0])))
+    return (
+        f"the model takes {len(batch[0])} inputs: pass ({names}, targets) in the place of "
+        f"({names}), targets"
+    )
 
 
 class Sized(NamedTuple):

@@ -53,6 +53,20 @@ def test_a_scripted_model_is_judged():
         assert found.evaluate(point) == pytest.approx(expected.evaluate(point), nan_ok=True)
 
 
+class OfTwo(nn.Linear):
+    """A model of two inputs."""
+
+    def forward(self, first, second):
+        return super().forward(first + second)
+
+
+def test_inputs_that_came_as_one_are_told_how_to_come():
+    words = r"the model takes 2 inputs: pass \(a, b, targets\) in the place of \(a, b\), targets$"
+    with pytest.raises(ValuationError, match=words):
+        Validation(OfTwo(3, 2), (ROWS, ROWS), LABELS, device="cpu")
+    assert Validation(OfTwo(3, 2), (ROWS, ROWS, LABELS), device="cpu").num_examples == len(ROWS)
+
+
 class Detached(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows).detach()
