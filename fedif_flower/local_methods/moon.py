@@ -104,6 +104,8 @@ class _Contrast(LocalTerm):
     ) -> None:
         super().__init__()
         self._moon = moon
+        layer = _layer(model, moon.layer)
+        self._layer_name = next(name for name, module in model.named_modules() if module is layer)
         last_model = _frozen(model, last, last_buffers)
         self._models = [model, _frozen(model), last_model]  # in training, global, last
         self._features: dict[nn.Module, Tensor] = {}  # Of each model's last call.
@@ -125,6 +127,11 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
+        if self._models[0] not in self._features:
+            raise ConfigError(
+                f"moon.layer = {self._moon.layer!r}: the model does not call the layer "
+                f"{self._layer_name} in training; name one that it calls"
+            )
         # At least in float32: float16 has no number as small as what a cosine's lengths are kept
         # from 0 by, and that of a representation of zeros would be NaN.
         z, z_global, z_last = [widened(self._features[model].flatten(1)) for model in self._models]

@@ -353,6 +353,25 @@ def test_a_layer_that_is_not_there_is_named_before_a_run_begins(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class HeadForLater(nn.Linear):
+    """Has a head that it calls in nobody's training."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.head = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("layer", ["", "head"])
+def test_a_layer_that_training_does_not_call_is_named(layer):
+    model = HeadForLater()
+    term = Moon(layer=layer).term(local(model, **{"moon-last-model": vector(model)}))
+    with term:
+        model(torch.tensor([[1.0, 9.0]]))
+        words = f"moon.layer = '{layer}': the model does not call the layer head in training"
+        with pytest.raises(ConfigError, match=words):
+            term.loss()
+
+
 def frozen_body() -> nn.Module:
     model = representing([[1.0, 0.0], [0.0, 1.0]])
     model.body.requires_grad_(False)
