@@ -31,7 +31,10 @@ _T = TypeVar("_T")
 
 
 class Kept:
-    """Something that checkpoints keep: the lines of a table, and what it remembers beside them."""
+    """Something that checkpoints keep: the lines of a table, and what it remembers beside them.
+
+    A checkpoint asks every part for its lines before it asks any for its memory.
+    """
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:  # noqa: ARG002
         """Return the lines of the rounds after one, up to another."""

@@ -316,13 +316,16 @@ class RunRecorder(RunWriter):
         way_back = None
         if self._last.way_back is not None:
             way_back = self._last.way_back.to_torch_state_dict()
+        # Lines wait for what is still in work, and that may correct what is remembered.
+        lines = self._lines_until(self._last.server_round)
+        records = self._records_until(self._last.server_round)
         checkpoint = Checkpoint(
             server_round=self._last.server_round,
             settings=self.checkpoints.settings,
             arrays=self._last.model.to_torch_state_dict(),
             strategy=self._last.strategy,
-            records=self._records_until(self._last.server_round),
-            lines=self._lines_until(self._last.server_round),
+            records=records,
+            lines=lines,
             way_back=way_back,
         )
         self.checkpoints.save(checkpoint)

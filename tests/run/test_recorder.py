@@ -12,9 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedif_flower import load
+from fedif_flower import PathAttribution, load
 from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.run.attribution import KeptAttribution
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.ending import print_summary, require_complete, require_last_round
 from fedif_flower.run.figures import as_json_has_it, detection_auc, summarize
@@ -25,8 +26,12 @@ from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import ClientReport, Round, headline
+from fedif_flower.server.run import Callback
+from fedif_flower.stages import FedAvgM
+from fedif_flower.strategies import Setup
 from fedif_flower.tasks.task import Metric
 from tests.run.resuming import recorder_of
+from tests.strategies.lines import BASE, Movers, fedavg, play, point, validation
 
 
 def new_recorder(output_dir: Path) -> RunRecorder:
@@ -251,3 +256,35 @@ def test_a_task_s_first_metric_is_shown_before_its_accuracy(tmp_path, pictures):
     rounds = [{"round": number, **figures} for number in range(2)]
     picture = plot_progress(rounds, RunFolder(tmp_path), title="")
     assert picture.name == "metric.png"
+
+
+class SavesAndTakesBack(Callback):
+    """Takes the model of round 2 back as an evaluation; has a recorder save each round."""
+
+    def __init__(self, recorder: RunRecorder) -> None:
+        self.recorder = recorder
+
+    def on_start(self, strategy):
+        self.recorder.strategy = strategy
+
+    def on_model(self, server_round, model):
+        if server_round == 2:
+            model.take_back()
+
+    def on_round_end(self, server_round):
+        self.recorder.on_round_end(server_round)
+
+
+def test_a_checkpoint_does_not_remember_a_step_that_was_taken_back(tmp_path):
+    settings = {"output-dir": str(tmp_path), "run-name": "run", "checkpoint-every": 1}
+    recorder = recorder_of(RunConfig.from_run_config(settings))
+    held_out = validation()
+    attribution = PathAttribution(held_out, "trapezoid")
+    recorder._kept = {"attribution": KeptAttribution(attribution, {})}
+    base = BASE | {"setup": Setup(device="cpu", trainable_keys=held_out.parameter_names)}
+    callbacks = [SavesAndTakesBack(recorder), attribution]
+    strategy = fedavg(held_out, stages=[FedAvgM(0.5, 0.5)], callbacks=callbacks, **base)
+    play(strategy, point(), Movers([[1.0, 1.0], [1.0, 1.0]]), 2)
+    checkpoint = recorder.checkpoints.find("auto")
+    assert checkpoint.server_round == 2
+    assert len(checkpoint.records["attribution"]["carried"]) == 1  # Of round 1 alone.
