@@ -257,7 +257,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
         present = self._call_roster(server_round, earlier, grid)
-        members = self._draw_members(present, server_round)
+        members = self._draw_members(present, server_round, is_alone=not earlier)
         self._closing = self._close_when_answered(len(members), earlier, grid)
         self.prepare(received.params, self.model.named_buffers)
         config["server-round"] = server_round
@@ -361,20 +361,28 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             grid, server_round, least=needed, awaited=awaited, key=key, at_work=earlier
         )
 
-    def _draw_members(self, present: Present, server_round: int) -> list[ClientNode]:
-        """Return who of those present trains in this round."""
+    def _draw_members(
+        self, present: Present, server_round: int, *, is_alone: bool
+    ) -> list[ClientNode]:
+        """Return who of those present trains in this round.
+
+        ``is_alone`` says that no reply to an earlier round is awaited in it.
+        """
         self.online = present.online
-        members = self.intake.draw(self._select_nodes, present.candidates, server_round)
-        if present.candidates and not members:
-            self._warn_of_nobody(server_round)
+
+        def select(nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
+            # A subclass's own may return anything.
+            selected = selection_of(
+                f"{type(self).__name__}.select", self.select(nodes, server_round)
+            )
+            if is_alone and nodes and not selected:
+                self._warn_of_nobody(server_round)
+            return selected
+
+        members = self.intake.draw(select, present.candidates, server_round)
         if self._is_first_round:
             self.require_members(len(members))
         return members
-
-    def _select_nodes(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Return those of the nodes that :meth:`select` draws; a subclass's may be anything."""
-        selected = self.select(nodes, server_round)
-        return selection_of(f"{type(self).__name__}.select", selected)
 
     def _warn_of_nobody(self, server_round: int) -> None:
         """Say once that nobody was drawn: such a round is in no record."""

@@ -32,7 +32,9 @@ from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Roster
 from fedif_flower.server.subclass import (
-    given_a_list,
+    Replies,
+    looks_through_replies,
+    may_look_through_replies,
     messages_of,
     pair_of,
     require_constructed,
@@ -142,15 +144,19 @@ class RunningStrategy(FedAvg):
     _failure: TrainingFailedError | None = None  # Likewise: too many rounds have failed.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a ``start`` of the subclass's own end runs as this one's does, and give it lists."""
+        """Let a ``start`` of the subclass's own end runs as this one's does.
+
+        Methods of its own that take in replies may look through them first.
+        """
         super().__init_subclass__(**kwargs)
         start = cls.start
         if start is not RunningStrategy.start and not hasattr(start, ENDS_RUNS):
             cls.start = with_an_end(start)  # type: ignore[method-assign]
         for name in ("aggregate_train", "aggregate_evaluate"):
             aggregate = getattr(cls, name)
-            if aggregate is not getattr(RunningStrategy, name):
-                setattr(cls, name, given_a_list(aggregate))
+            is_own = aggregate is not getattr(RunningStrategy, name)
+            if is_own and not looks_through_replies(aggregate):
+                setattr(cls, name, may_look_through_replies(aggregate))
 
     @property
     def nodes(self) -> NodeDirectory:
@@ -403,7 +409,10 @@ class RunningStrategy(FedAvg):
                 f"{type(self).__name__}.aggregate_train: no clients were asked by its "
                 "configure_train, which one of your own has to call (super().configure_train)"
             )
-        require_fresh(f"{type(self).__name__}.aggregate_train", replies)
+        if isinstance(replies, Replies):
+            replies = replies.handed_on()
+        else:
+            require_fresh(f"{type(self).__name__}.aggregate_train", replies)
         if run.is_own:
             return self.take_in_replies(replies)
         stays = None if run.noise_for else self.model.record
@@ -442,7 +451,10 @@ class RunningStrategy(FedAvg):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
-        require_fresh(f"{type(self).__name__}.aggregate_evaluate", replies)
+        if isinstance(replies, Replies):
+            replies = replies.handed_on()
+        else:
+            require_fresh(f"{type(self).__name__}.aggregate_evaluate", replies)
         if self._open_run is not None:
             replies = replies_to(self._open_run.evaluated, replies)
         records = screen_evaluations(replies, self._evaluators, self.limits)
@@ -566,7 +578,9 @@ class RunningStrategy(FedAvg):
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
         # The round is as complete as any other: whoever starts again goes on after it.
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure
+        if failure is not None:
+            self._failure = None  # It holds on to the round's updates.
+            raise failure
         if self._stop is not None:
             raise self._stop

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import wraps
 from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from typing import Any
@@ -14,25 +15,82 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.words import enumerated
 
-_TAKES_A_LIST = "_takes_a_list"
+_MAY_LOOK = "_may_look_through_replies"
+logger = logging.getLogger(__name__)
 
 
-def given_a_list(aggregate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's own ``aggregate_train`` or ``aggregate_evaluate``, given a list.
+class Replies(Iterable[Message]):
+    """A round's replies, which a subclass may go through before it hands them on.
 
-    It may look through the replies before it hands them on, as over Flower's grids. Those of a
-    screened grid can be gone through once: none would be left. All of them stay in memory then,
-    which the strategies here do without.
+    Those of a screened grid come while they are gone through, and only once: what a subclass has
+    seen is kept here. Where it has seen none, the strategy gets them as they come.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        What came from the grid.
     """
-    if hasattr(aggregate, _TAKES_A_LIST):
-        return aggregate
+
+    def __init__(self, replies: Iterable[Message]) -> None:
+        self._replies = replies
+        self._coming = iter(replies)
+        self._seen: list[Message] = []
+
+    @property
+    def were_seen(self) -> bool:
+        """Whether anybody has gone through some of them."""
+        return bool(self._seen)
+
+    def __iter__(self) -> Iterator[Message]:
+        """Go through them from the first one on; those to come are waited for."""
+        place = 0
+        while True:
+            if place == len(self._seen):
+                reply = next(self._coming, None)
+                if reply is None:
+                    return
+                self._seen.append(reply)
+            yield self._seen[place]
+            place += 1
+
+    def handed_on(self) -> Iterable[Message]:
+        """Return them all: as they come, and kept by nobody, where nobody has seen any."""
+        if self.were_seen:
+            return self
+        return self._replies
+
+
+def may_look_through_replies(aggregate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a subclass's own ``aggregate_train`` or ``aggregate_evaluate``, as a round calls it.
+
+    It is given :class:`Replies`, and may go through them before it hands them on, as over Flower's
+    grids.
+    """
 
     @wraps(aggregate)
-    def aggregate_list(strategy: Any, server_round: int, replies: Iterable[Message]) -> Any:
-        return aggregate(strategy, server_round, list(replies))
+    def aggregate_replies(strategy: Any, server_round: int, replies: Iterable[Message]) -> Any:
+        if isinstance(replies, Replies):  # Of a subclass's subclass.
+            return aggregate(strategy, server_round, replies)
+        whose = f"{type(strategy).__name__}.{aggregate.__name__}"
+        require_fresh(whose, replies)
+        looked_through = Replies(replies)
+        answer = aggregate(strategy, server_round, looked_through)
+        if looked_through.were_seen and strategy.setup.pace.quorum:
+            logger.warning(
+                "round %d: %s goes through the replies before it hands them on: the round has "
+                "waited for all of them, whatever the quorum",
+                server_round,
+                whose,
+            )
+        return answer
 
-    setattr(aggregate_list, _TAKES_A_LIST, True)
-    return aggregate_list
+    setattr(aggregate_replies, _MAY_LOOK, True)
+    return aggregate_replies
+
+
+def looks_through_replies(aggregate: object) -> bool:
+    """Tell whether a method is given :class:`Replies` already."""
+    return hasattr(aggregate, _MAY_LOOK)
 
 
 def require_fresh(method: str, replies: Iterable[Message]) -> None:

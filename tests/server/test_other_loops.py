@@ -301,8 +301,46 @@ def test_a_subclass_may_look_through_the_replies_before_it_hands_them_on(kind):
     assert result.evaluate_metrics_clientapp[2]["accuracy"] == 1.0
 
 
-def test_a_loop_that_goes_through_the_replies_itself_is_told_that_none_are_left():
-    class Counting(FedAvg):
+class Wrapping(FedAvg):
+    """Adds to what the strategy returns, and leaves the replies to it."""
+
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies)
+
+
+class WrappingLooking(Looking, Wrapping):
+    """Comes before it in the order of methods."""
+
+
+def test_methods_of_a_subclass_are_called_in_their_order():
+    strategy = WrappingLooking(**BASE)
+    strategy.start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=1)
+    assert strategy.seen == ["train"] * 3
+
+    class Base(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            called.append("Base")
+            return super().aggregate_train(server_round, replies)
+
+    class Plain(Base):
+        """Has none of its own."""
+
+    class Middle(Base):
+        def aggregate_train(self, server_round, replies):
+            called.append("Middle")
+            return super().aggregate_train(server_round, replies)
+
+    class Last(Plain, Middle):
+        """Gets that of Middle, which comes before Base."""
+
+    called = []
+    Last(**BASE).start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=1)
+    assert called == ["Middle", "Base"]
+
+
+@pytest.mark.parametrize("kind", [FedAvg, Wrapping])
+def test_a_loop_that_goes_through_the_replies_itself_is_told_that_none_are_left(kind):
+    class Counting(kind):
         def start(self, grid, arrays):
             messages = self.configure_train(1, arrays, ConfigRecord(), grid)
             replies = grid.send_and_receive(messages)

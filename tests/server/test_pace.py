@@ -79,6 +79,50 @@ def test_when_a_round_closes_and_what_becomes_of_who_is_slower(pace, more, expec
     assert grid.now == seconds
 
 
+class Wrapping(FedAvg):
+    """Leaves the replies to the strategy."""
+
+    def aggregate_train(self, server_round, replies):
+        return super().aggregate_train(server_round, replies)
+
+
+class Looking(FedAvg):
+    """Goes through all replies first."""
+
+    def aggregate_train(self, server_round, replies):
+        assert len(list(replies)) == 3
+        return super().aggregate_train(server_round, replies)
+
+
+def test_a_subclass_that_leaves_the_replies_to_the_strategy_has_its_quorum(caplog):
+    _, reports, grid = run(PATIENT, 6, of=Wrapping)
+    assert story(reports) == "aal aa- aa- aa- ala aal"
+    assert grid.now == 10.5
+    assert "whatever the quorum" not in caplog.text
+
+
+def test_a_subclass_that_goes_through_the_replies_first_waits_for_all_and_is_told(caplog):
+    _, reports, grid = run(PATIENT, 2, of=Looking)
+    assert story(reports) == "aaa aaa"
+    assert grid.now == 19.0
+    words = "round 2: Looking.aggregate_train goes through the replies before it hands them on"
+    assert words in caplog.text
+
+
+class Pausing(FedAvg):
+    """Draws nobody in round 2."""
+
+    def select(self, nodes, server_round):
+        return [] if server_round == 2 else list(nodes)
+
+
+def test_a_round_that_draws_nobody_and_has_late_replies_is_not_called_empty(caplog):
+    """Of round 1 a reply is still to come: round 2 makes a model of it."""
+    _, reports, _ = run(PATIENT, 2, of=Pausing)
+    assert [report.status for report in reports] == ["advanced", "advanced"]
+    assert "draws nobody" not in caplog.text
+
+
 def test_a_late_reply_counts_when_it_comes_for_less_against_its_own_model():
     attribution = PathAttribution(validation(), "simpson")
     weight, reports, _ = run(PATIENT, 5, callbacks=[attribution])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
+import weakref
 from functools import partial
 
 import pytest
@@ -126,6 +128,20 @@ def test_an_error_of_an_app_s_own_is_told_with_its_line_and_ends_the_run_as_its_
     assert [report.reason for report in strategy.history.rounds] == [reason] * 3
     assert isinstance(raised.value.__cause__, KeyError)
     assert strategy.history.rounds[0].error is None  # It would keep the round's updates.
+
+
+def test_a_run_that_has_failed_keeps_no_round_s_updates():
+    class Remembering(FedAvg):
+        def weigh(self, updates):
+            weighed.append(weakref.ref(updates))
+            raise ValueError("never")
+
+    weighed = []
+    strategy = Remembering(**BASE)
+    with pytest.raises(TrainingFailedError):
+        strategy.start(LocalGrid(alike(one_more), 3), model_arrays(point(1)), num_rounds=3)
+    gc.collect()
+    assert [updates() for updates in weighed] == [None] * 3
 
 
 class Silent(LocalGrid):
