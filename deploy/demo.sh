@@ -205,7 +205,7 @@ step "what the operator sees"
 
 step "the same report as in simulation"
 python -c 'import sys, pathlib
-from fedif_flower.run.report import print_summary
+from fedif_flower.run.ending import print_summary
 print_summary(pathlib.Path(sys.argv[1]))' "$output/deploy-demo"
 sed -n '/^## Members/,$p' "$output/deploy-demo/report.md"
 
