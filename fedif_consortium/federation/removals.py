@@ -5,6 +5,7 @@ A backup holds the registrations of its day. Restored, it would let in whoever w
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -93,25 +94,39 @@ def read_removals(path: Path) -> list[Removal]:
     """
     with refused_as(ConfigError, f"{path}, the list of removed members, cannot be read"):
         rows = read_rows(path)
-        is_list = _has_header(path)
-    if not is_list or any(row.keys() != set(_COLUMNS) for row in rows):
+        text = _text_of(path)
+    if not _has_header(text) or any(row.keys() != set(_COLUMNS) for row in rows):
         raise ConfigError(f"{path} is no list of removed members: {', '.join(_COLUMNS)}")
     removals = [Removal(**row) for row in rows]
-    for number, removal in enumerate(removals, start=2):
+    whole = removals
+    if removals and _is_torn(text, removals[-1]):
+        whole = removals[:-1]  # The last one's key is let in no more, either.
+    for number, removal in enumerate(whole, start=2):
         key = f"{path}, line {number}: why"
         require(removal.why in _REASONS, key, removal.why, " or ".join(_REASONS))
     return removals
 
 
-def _has_header(path: Path) -> bool:
-    """Return whether a list begins with its columns, or was torn off while these were written."""
+def _text_of(path: Path) -> str:
+    """Return what a list's file says; empty where there is none."""
     if not path.exists():
-        return True
-    text = read_whole(path).decode("utf-8-sig")
+        return ""
+    return read_whole(path).decode("utf-8-sig")
+
+
+def _is_torn(text: str, last: Removal) -> bool:
+    """Return whether a list was torn off while the reason of its last removal was written."""
+    is_ended = text.endswith(("\n", "\r"))
+    return not is_ended and any(reason.startswith(last.why) for reason in _REASONS)
+
+
+def _has_header(text: str) -> bool:
+    """Return whether a list begins with its columns, or was torn off while these were written."""
     header, end, _ = text.partition("\n")
     if not end:
         return ",".join(_COLUMNS).startswith(header.rstrip("\r"))
-    return set(header.rstrip("\r").split(",")) == set(_COLUMNS)
+    columns = next(csv.reader([header.rstrip("\r")]), [])  # A spreadsheet may quote them.
+    return set(columns) == set(_COLUMNS)
 
 
 def note_removal(path: Path, removal: Removal) -> None:

@@ -226,6 +226,28 @@ def test_a_list_of_removals_whose_first_line_was_torn_off_is_empty(folder, text)
     assert read_removals(folder.removals) == []
 
 
+@pytest.mark.parametrize("cut", range(1, len("removed\n") + 1))
+def test_a_list_that_was_torn_off_in_its_last_cell_is_read_and_written_anew(
+    folder, answer, registry, cut
+):
+    """A power cut stops no SuperLink, and lets nobody in."""
+    add(folder, answer, registry)
+    remove(folder, "hospital-a", registry)
+    before = folder.removals.read_text()
+    barred = removed_keys(folder.removals)
+    folder.removals.write_text(before[:-cut])
+    assert removed_keys(folder.removals) == barred
+    apply_removals(folder)
+    assert folder.removals.read_text().rstrip() == before.rstrip()
+
+
+def test_a_list_that_a_spreadsheet_wrote_with_quotes_is_read(folder):
+    folder.removals.write_text(
+        '"name","key","removed","why"\r\n"a","ab","2026-11-30","removed"\r\n'
+    )
+    assert [removal.name for removal in read_removals(folder.removals)] == ["a"]
+
+
 def test_a_second_file_of_a_member_or_of_its_number_is_refused(folder):
     for name in ("ada", "bob"):
         invite(folder, name)
