@@ -34,11 +34,11 @@ from fedif_consortium.federation.records import FederationFolder, FederationSett
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
-from fedif_flower.foreign import refused_as
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
 LEAST_FREE = 2**30
+_LOCK_SECONDS = 60.0  # That the SuperLink waits for its database, too.
 RUNS = 5
 RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
 
@@ -168,15 +168,19 @@ def start_superlink(
 
 
 def _require_database(path: Path) -> None:
-    """Raise ConfigError where a SuperLink's database is there and is none."""
+    """Raise ConfigError where a SuperLink's database is there and is none, or cannot be read."""
     if not path.exists():
         return
     advice = "put a backup in its place, or move it away: all members are to be registered again"
-    with (
-        refused_as(ConfigError, f"{path} is no database of a SuperLink ({advice})"),
-        closing(sqlite3.connect(path)) as database,
-    ):
-        database.execute("SELECT name FROM sqlite_master").fetchall()
+    try:
+        with closing(sqlite3.connect(path, timeout=_LOCK_SECONDS)) as database:
+            database.execute("SELECT name FROM sqlite_master").fetchall()
+    except sqlite3.OperationalError as error:
+        # It may be whole: nobody is to move it away for this.
+        reason = f"it is locked by another process, or cannot be opened by this user: {error}"
+        raise ConfigError(f"{path} cannot be read ({reason})") from error
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{path} is no database of a SuperLink ({advice}): {error}") from error
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:

@@ -81,6 +81,21 @@ def test_a_superlink_with_anothers_key_or_a_damaged_database_says_which_file(fol
         start_superlink(folder, [])
 
 
+def test_a_database_that_is_locked_or_cannot_be_opened_is_not_to_be_moved_away(folder, monkeypatch):
+    monkeypatch.setattr(server, "become", lambda *_, **__: None)
+    monkeypatch.setattr(server, "_LOCK_SECONDS", 0.01)
+    with closing(sqlite3.connect(folder.database)) as database:
+        database.execute("CREATE TABLE node (id)")
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(ConfigError, match=r"superlink\.db cannot be read .*locked") as locked:
+            start_superlink(folder, [])
+    folder.database.unlink()
+    folder.database.mkdir()
+    with pytest.raises(ConfigError, match=r"cannot be opened by this user") as unopened:
+        start_superlink(folder, [])
+    assert "move it away" not in f"{locked.value} {unopened.value}"
+
+
 def test_a_pair_that_is_there_is_not_kept_for_another_host(tmp_path):
     """Whoever gives the command again with another host would read that all is done."""
     make_pair(tmp_path, "keeper", ["keeper.example.org", "10.0.0.1"], "the server")
