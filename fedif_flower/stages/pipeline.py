@@ -303,11 +303,13 @@ def _taken(proposed: Aggregation, coefficients: Tensor, shortening: Tensor) -> A
     if torch.equal(coefficients, proposed.weights * shortening):
         return proposed
     counted = shortening > 0
-    weights = torch.where(counted, coefficients / shortening.to(coefficients), 0.0)
-    total = proposed.weights[counted].sum()
+    # A rule of one's own may give weights in float32.
+    own_weights = proposed.weights.double()
+    weights = torch.where(counted, coefficients.double() / shortening.double(), 0.0)
+    total = own_weights[counted].sum()
     if not bool(total > 0):
         return replace(proposed, weights=weights)
-    scaled = weights.sum() / total * proposed.weights
+    scaled = weights.sum() / total * own_weights
     if torch.allclose(weights[counted], scaled[counted], rtol=1e-9, atol=0.0):
         # Of who is shortened to nothing the share of the weight is known all the same.
         return replace(proposed, weights=torch.where(counted, weights, scaled))

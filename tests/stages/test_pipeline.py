@@ -249,6 +249,14 @@ def test_who_has_no_weight_may_be_all_that_helps():
     assert led_to(Stages([LossBound(held_out())]), 0.0, -4.0, 2.0, weights=[1.0, 0.0]) > 1.0
 
 
+def test_weights_in_single_precision_are_bounded_like_any():
+    """Half of the step by 8 is the best share of it; the shares of the weight stay."""
+    stages = Stages([LossBound(held_out(), descent_steps=0)])
+    updates = a_round(torch.full((3, 1), 8.0))
+    _, aggregation = stages.combined(updates, Aggregation(torch.ones(3) / 3))
+    assert aggregation.weights.tolist() == pytest.approx([1 / 6] * 3)
+
+
 def test_other_weights_have_the_sum_of_the_strategy_s_own():
     """By (1, 1) the step is -3; the second alone, twice, leads to 2, where it is best."""
     bound = Stages([LossBound(held_out(), descent_steps=40)])
