@@ -33,7 +33,7 @@ class _AfterRound:
     """What later rounds need of those until one."""
 
     handed_on: HandedOn
-    before_step: HandedOn
+    carried_before: tuple[CarriedUpdates, ...]  # Before the last step.
     last_step: int
     bounds: Mapping[str, Any] | None
 
@@ -41,7 +41,7 @@ class _AfterRound:
         """Return everything in dicts, lists, numbers and tensors."""
         return {
             "carried": [updates.state() for updates in self.handed_on.updates],
-            "carried_before": [updates.state() for updates in self.before_step.updates],
+            "carried_before": [updates.state() for updates in self.carried_before],
             "last_step": self.last_step,
             "bounds": self.bounds,
             "past_steps": self.handed_on.past.steps,
@@ -136,4 +136,4 @@ class AttributionMemory:
         bounds = None
         if self._bounds is not None:
             bounds = self._bounds.state_dict()
-        return _AfterRound(self.handed_on, self._before_step, last_step, bounds)
+        return _AfterRound(self.handed_on, self._before_step.updates, last_step, bounds)
