@@ -158,6 +158,7 @@ class PathAttribution(Callback):
         self._has_warned = False  # That a round begins with another model.
         self._saved_step = 0  # Its round, until a run that goes on has begun.
         self.bounds = bounds
+        self._key = object()  # By which the bounds know whose rounds they remember.
         self._memory = AttributionMemory(bounds)
 
     @property
@@ -227,8 +228,8 @@ class PathAttribution(Callback):
             )
         require_judge(type(self).__name__, self.validation, strategy.model)
         if self.bounds is not None:
-            require_own([self.bounds], self)
-            claim([self.bounds], self)
+            require_own([self.bounds], self._key)
+            claim([self.bounds], self._key)
         self.forget_given_up(strategy)
         self._strategy = strategy
         strategy.intake.before_replies.append(self.finish_last_round)

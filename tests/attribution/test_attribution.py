@@ -343,6 +343,14 @@ def test_an_attribution_is_not_another_strategy_s_too():
         started(bounded)
 
 
+def test_bounds_of_credit_do_not_hold_their_attribution():
+    """It holds the strategy, and so the updates of a round."""
+    bounds = CreditBounds()
+    attribution = PathAttribution(validation(), bounds=bounds)
+    started(attribution)
+    assert all(held is not attribution for held in vars(bounds).values())
+
+
 class Failing(Movers):
     """Some clients raise an error: by round, which."""
 
