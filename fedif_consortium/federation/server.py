@@ -76,7 +76,9 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
 
 def _begin_removals(path: Path) -> None:
     """Make an empty list of removed members unless there is one, and say so."""
-    is_new = not path.exists()
+    is_new = False
+    with suppress(OSError):  # Of a folder that may not be entered; what to do is said below.
+        is_new = not path.exists()
     try:
         begin_removals(path)
     except StorageError as error:

@@ -12,6 +12,7 @@ import pytest
 
 from fedif_consortium.federation import server
 from fedif_consortium.federation.members import add, invite, remove
+from fedif_consortium.federation.records import FederationFolder
 from fedif_consortium.federation.server import initialize, look, make_pair, start_superlink
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import (
@@ -105,6 +106,14 @@ def test_a_pair_that_is_there_is_not_kept_for_another_host(tmp_path):
     with pytest.raises(ConfigError, match=r"keeper\.crt is there, and is not for other\.example:"):
         make_pair(tmp_path, "keeper", ["keeper.example.org", "other.example"], "the server")
     assert content(tmp_path) == before
+
+
+def test_a_list_of_removed_members_where_none_can_be_is_said_and_the_rest_is_made(tmp_path, capsys):
+    nowhere = tmp_path / ("x" * 300)  # Not even whether it is there can be asked.
+    folder = FederationFolder(tmp_path / "server", nowhere)
+    initialize(folder, SETTINGS)
+    assert "! the list of removed members cannot be written" in capsys.readouterr().out
+    assert folder.settings() == SETTINGS
 
 
 def test_a_new_list_of_removed_members_is_said_once(tmp_path, capsys):
