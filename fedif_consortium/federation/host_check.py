@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from flwr.app import ConfigRecord
 
@@ -36,6 +37,16 @@ from fedif_flower.tasks.images import settled, task_of_folder
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 
+# Where the keeper is, and how the server shows who it is, are no part of a member's host.
+_SOME_KEEPER: Mapping[str, Scalar] = MappingProxyType(
+    {
+        "masking.keeper-url": "https://keeper.example",
+        "masking.keeper-certificate": "keeper.crt",
+        "masking.client-certificate": "keeper-client.crt",
+        "masking.client-key": "keeper-client.key",
+    }
+)
+
 
 def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Finding]:
     """Return what this host finds out by itself, without a run.
@@ -62,8 +73,7 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
         run_values.setdefault("num-clients", node.num_partitions)
     masking_mode = _masking_mode(node, run_config)
     if masking_mode == "keeper":
-        # Where the keeper is, and how the server shows who it is, are no part of a member's host.
-        run_values = {key: run_values[key] for key in run_values if not key.startswith("masking.")}
+        run_values = {**_SOME_KEEPER, **run_values, "masking.mode": "keeper"}
     config = RunConfig.from_run_config(run_values, server_parts())
 
     def build_host_task() -> Task:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedif_consortium.federation import host_check
@@ -45,3 +47,21 @@ def test_a_masking_that_does_not_exist_is_refused(folder, tmp_path):
     join_as(tmp_path / "node", invitation, config={"num-partitions": 8})
     with pytest.raises(ConfigError, match=r"masking\.mode = 'none'"):
         check_host(NodeFolder(tmp_path / "node"), {"masking.mode": "none"})
+
+
+@pytest.mark.parametrize(
+    ("run_config", "reason"),
+    [
+        ({"masking.keper-url": "x"}, "did you mean masking.keeper-url"),
+        ({"masking.keeper-url": "http://plain"}, "allowed: a URL that begins with https://"),
+        (
+            {"attack": "alie", "malicious-fraction": 0.25},
+            "no accomplices with masking.mode = 'keeper'",
+        ),
+    ],
+)
+def test_with_a_keeper_a_run_is_checked_as_the_server_would(folder, tmp_path, run_config, reason):
+    invitation = read_document(invite(folder, "hospital-a"), Invitation).replace(keeper_key=KEEPER)
+    join_as(tmp_path / "node", invitation, config={"num-partitions": 8})
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check_host(NodeFolder(tmp_path / "node"), run_config)
