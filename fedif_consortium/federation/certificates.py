@@ -140,12 +140,25 @@ def require_hosts(path: Path, hosts: Sequence[str]) -> None:
     known: list[x509.GeneralName] = []
     with suppress(x509.ExtensionNotFound):
         known += extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    missing = [host for host in hosts if _host_name(host) not in known]
+    missing = [host for host in hosts if not _is_for(known, _host_name(host))]
     if missing:
         raise ConfigError(
             f"{path} is there, and is not for {', '.join(missing)}: move it away, and hand the "
             "new one to whoever has a copy"
         )
+
+
+def _is_for(known: Sequence[x509.GeneralName], host: x509.GeneralName) -> bool:
+    """Return whether a host is one of a certificate's, as TLS compares them.
+
+    Names have no case, and ``*.`` stands for one label.
+    """
+    if not isinstance(host, x509.DNSName):
+        return host in known
+    names = {name.value.lower() for name in known if isinstance(name, x509.DNSName)}
+    host_name = host.value.lower()
+    _, _, domain = host_name.partition(".")
+    return host_name in names or f"*.{domain}" in names
 
 
 def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:

@@ -64,6 +64,31 @@ def test_a_member_trusts_the_server_at_each_of_its_hosts_and_under_its_authority
         of_server(files, ["a b"])
 
 
+@pytest.mark.parametrize(
+    ("known", "host", "is_for"),
+    [
+        ("Keeper.example.org", "keeper.EXAMPLE.org", True),
+        ("*.example.org", "keeper.example.org", True),
+        ("*.example.org", "a.keeper.example.org", False),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "org", False),
+        ("192.0.2.7", "192.0.2.7", True),
+        ("192.0.2.7", "192.0.2.8", False),
+    ],
+)
+def test_a_host_is_one_of_a_certificate_s_as_tls_compares_them(
+    files, monkeypatch, known, host, is_for
+):
+    monkeypatch.setattr(certificates, "_HOST_NAME", re.compile(r"[\w.*-]+"))  # Others make these.
+    path = files / "server.crt"
+    path.write_bytes(certificates.own_certificate(files / "server.key", "keeper", [known]))
+    if is_for:
+        certificates.require_hosts(path, [host])
+        return
+    with pytest.raises(ConfigError, match=f"is not for {host}:"):
+        certificates.require_hosts(path, [host])
+
+
 def test_a_server_s_certificate_signs_no_other_and_ends_before_its_authority(files):
     now = datetime.now(UTC)
     for name, is_authority, days in (("ca", True, 3650), ("server", False, 365)):
