@@ -17,7 +17,7 @@ import typer
 
 from fedif_consortium.federation.files import to_toml
 from fedif_flower.errors import ConfigError, FedIFError, TrainingFailedError
-from fedif_flower.foreign import read_toml, refused_as
+from fedif_flower.foreign import read_toml, refused_as, visible
 from fedif_flower.settings import Scalar, parse_overrides, take_section, unknown_key
 from fedif_flower.signals import ended_as_interrupted
 from fedif_flower.storage import exclusive_lock, write_atomically
@@ -96,9 +96,7 @@ def connect(name: str, address: str, authority: Path) -> None:
     path = Path(home) / "config.toml"
     connection = {"address": address, "root-certificates": str(authority.absolute())}
     if not _is_there(path):
-        _flwr("config", "list", capture_output=True)  # Flower begins it with what it needs itself.
-    if not _is_there(path):
-        raise ConfigError(f"cannot write {path}: set FLWR_HOME to a folder of this user")
+        _begin_configuration(path)
     existing = take_section(read_toml(path), "superlink").get(name)
     if existing is None:
         section = to_toml("", {"superlink": {name: connection}})
@@ -108,6 +106,24 @@ def connect(name: str, address: str, authority: Path) -> None:
             f"{path} has another connection {name!r} than to {address} by {authority}: "
             "remove it there, or choose another name"
         )
+
+
+def _begin_configuration(path: Path) -> None:
+    """Have Flower begin its file of connections, with what it needs itself.
+
+    Raises
+    ------
+    ConfigError
+        If it does not, with the last line that it said.
+    """
+    process = _flwr("config", "list", capture_output=True)
+    if _is_there(path):
+        return
+    *_, reason = process.stderr.strip().splitlines() or ["it said nothing"]
+    raise ConfigError(
+        f"cannot write {path}: set FLWR_HOME to a folder of this user "
+        f"(`flwr config list`: {visible(reason.strip())})"
+    )
 
 
 def _is_there(path: Path) -> bool:

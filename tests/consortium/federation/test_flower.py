@@ -5,6 +5,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from unittest.mock import call, create_autospec
 
 import pytest
@@ -54,11 +55,14 @@ def test_a_file_of_flower_s_that_is_none_is_named(tmp_path, flower_home, text):
         connect("d", "b:3", tmp_path / "ca.crt")
 
 
-def test_a_home_that_cannot_be_written_is_named_with_what_to_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(flower, "_flwr", lambda *_, **__: None)
+@pytest.mark.parametrize("said", ["ImportError: no module", ""])
+def test_a_home_that_cannot_be_written_is_named_with_what_to_set(tmp_path, monkeypatch, said):
+    process = CompletedProcess([], 1, "", f"Traceback\n\n{said}\n")
+    monkeypatch.setattr(flower, "_flwr", lambda *_, **__: process)
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "nowhere"))
     config = tmp_path / "nowhere" / "config.toml"
-    with pytest.raises(ConfigError, match=f"cannot write {config}: set FLWR_HOME to a folder"):
+    words = f"cannot write {config}: set FLWR_HOME to a folder .* list`: {said or 'Traceback'}"
+    with pytest.raises(ConfigError, match=words):
         connect("d", "b:3", tmp_path / "ca.crt")
 
 
