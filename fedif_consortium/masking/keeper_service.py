@@ -136,8 +136,8 @@ def _require_none_lost(folder: Path) -> None:
     if left:
         names = " and ".join(left)
         raise ConfigError(
-            f"{folder} has {names}, but no box-key: restore it from a backup, or move the folder "
-            "away, and tell every member the new key"
+            f"{folder} has {names}, but no box-key: restore box-key alone from a backup (never an "
+            "older log.txt), or move the folder away, and tell every member the new key"
         )
 
 
@@ -171,6 +171,8 @@ def keeper_app(keeper: Keeper) -> Starlette:
         return Response(answer_request(keeper, body, **request.path_params))
 
     async def refused(_: Request, error: Exception) -> Response:
+        if not isinstance(error, KeeperError):  # It may be the keeper's own fault.
+            logger.warning("The keeper could not answer: %s", error)
         return PlainTextResponse(str(error), 409, headers={"connection": "close"})
 
     async def unwritten(_: Request, error: Exception) -> Response:

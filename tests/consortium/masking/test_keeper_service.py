@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from fedif_consortium.evidence.chained_log import ChainedLog, open_log, read_log
+from fedif_consortium.masking import keeper_service
 from fedif_consortium.masking.boxes import open_box
 from fedif_consortium.masking.keeper import Keeper, OpenedRound, TrialKeeper
 from fedif_consortium.masking.keeper_client import HttpKeeper
@@ -149,6 +150,17 @@ def test_a_full_disk_is_said_in_a_sentence_and_ends_no_round():
         disk["full"] = False
 
 
+def test_what_the_keeper_itself_could_not_do_is_in_its_log(monkeypatch, caplog):
+    def fail(*_, **__):
+        raise reason
+
+    monkeypatch.setattr(keeper_service, "answer_request", fail)
+    for reason, is_logged in ((KeeperError("refused"), False), (EvidenceError("damaged"), True)):
+        told = answer_to(TrialKeeper(), "/open/1/1", b"")
+        assert told[0]["status"] == 409
+        assert (str(reason) in caplog.text) == is_logged
+
+
 def answer_to(keeper: Keeper, path: str, body: bytes) -> list[dict[str, Any]]:
     """Return the messages in which a keeper's application answers."""
     told = []
@@ -198,7 +210,10 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_what_is_left(tmp_path, left
     for name in ("box-key", "box-key.pub"):
         (tmp_path / name).unlink()
     (tmp_path / left).touch()
-    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path} has {left}, but no box-key")):
+    with pytest.raises(
+        ConfigError,
+        match=re.escape(f"{tmp_path} has {left}, but no box-key: restore box-key alone"),
+    ):
         keeper_key(tmp_path)
     assert not (tmp_path / "box-key").exists()
 
