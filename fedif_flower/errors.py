@@ -9,8 +9,29 @@ from pathlib import Path
 
 _SHOWN_AT_MOST = 300  # Characters of a value.
 _WORDS_AT_MOST = 120  # Characters of an error before its place: that has to fit into a reason.
+# Top-level modules in which nobody looks for a mistake of an app's own.
 _NOT_AN_APPS = frozenset(
-    {"fedif_consortium", "fedif_flower", "fedif_studies", "flwr", "numpy", "ray", "torch"}
+    {
+        "PIL",
+        "datasets",
+        "fedif_consortium",
+        "fedif_flower",
+        "fedif_studies",
+        "flwr",
+        "flwr_datasets",
+        "matplotlib",
+        "numpy",
+        "pandas",
+        "peft",
+        "pyarrow",
+        "pydantic",
+        "ray",
+        "scipy",
+        "sklearn",
+        "torch",
+        "torchvision",
+        "transformers",
+    }
 )
 
 
@@ -119,9 +140,12 @@ def with_place(error: BaseException) -> str:
     """Return an error with the innermost line of an app's own code that it came through.
 
     ``KeyError('a') at my_rule.py:12 in MyRule.weigh``; the error alone where there is none. A file
-    is named without its folder.
+    is named without its folder. It raises nothing: an error may be of somebody else's making.
     """
-    words = repr(error)
+    try:
+        words = repr(error)
+    except Exception:  # An error of a user's own may fail to say what it is.
+        words = type(error).__name__
     place = _place_in_app(error)
     if not place:
         return words
@@ -134,7 +158,8 @@ def _place_in_app(error: BaseException) -> str:
     """Return the innermost line of an app's own code that an error came through; empty: none."""
     places: list[tuple[str, str]] = []  # The file, and what is shown, from the outermost on.
     for frame, line in traceback.walk_tb(error.__traceback__):
-        package, _, _ = frame.f_globals.get("__name__", "").partition(".")
+        module = frame.f_globals.get("__name__") or ""  # Code that was executed may have none.
+        package, _, _ = str(module).partition(".")
         if package in _NOT_AN_APPS or package in sys.stdlib_module_names:
             continue
         file = frame.f_code.co_filename

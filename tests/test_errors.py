@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from scipy.optimize import linprog
 
 from fedif_flower.errors import ConfigError, require, with_place
 
@@ -34,6 +35,22 @@ def test_an_error_is_told_with_the_app_s_own_line(how, words):
 
 def test_an_error_without_such_a_line_is_told_alone():
     assert with_place(KeyError("a")) == "KeyError('a')"
+    with pytest.raises(ValueError, match="two dimensions") as raised:
+        linprog([1.0], A_ub=[[1.0, 2.0]], b_ub=[1.0])
+    error = raised.value
+    error.__traceback__ = error.__traceback__.tb_next  # As if this package had called.
+    assert with_place(error) == repr(error)
+
+
+class SpeechlessError(Exception):
+    def __repr__(self):
+        raise ZeroDivisionError
+
+
+def test_an_error_that_cannot_be_told_ends_nothing():
+    with pytest.raises(SpeechlessError) as raised:
+        exec("raise error", {"error": SpeechlessError(), "__name__": None})
+    assert with_place(raised.value) == "SpeechlessError at <string>:1 in <module>"
 
 
 def test_a_long_value_is_cut_where_an_error_names_it():
