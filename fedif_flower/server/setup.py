@@ -231,12 +231,13 @@ def with_names_of(model: Any, base: BaseArguments) -> BaseArguments:
 
 def _names_in(model: Any, attribute: str) -> Any:
     """Return the names of arrays that an attribute has; raise ConfigError where there is none."""
-    if not hasattr(model, attribute):
+    try:
+        return getattr(model, attribute)
+    except AttributeError as error:  # Perhaps of a property's own: it is the cause then.
         raise ConfigError(
             f"{type(model).__name__} has no {attribute}; allowed: parameter_names, a list, and "
             "tied_names, a dictionary, or a Validation as its validation"
-        )
-    return getattr(model, attribute)
+        ) from error
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:

@@ -161,6 +161,25 @@ def test_a_valuation_that_does_not_name_the_parameters_is_told_so():
     assert ScoredStrategy(WithoutNames(), setup=setup).validation is None
 
 
+class WithoutModel(WithoutNames):
+    """Names the parameters of a model that it lacks."""
+
+    asked = 0
+
+    @property
+    def parameter_names(self):
+        self.asked += 1
+        return list(self.model.state_dict())
+
+
+def test_a_valuation_whose_names_fail_is_told_why():
+    valuation = WithoutModel()
+    with pytest.raises(ConfigError, match=r"^WithoutModel has no parameter_names") as raised:
+        ScoredStrategy(valuation, **BASE)
+    assert "no attribute 'model'" in str(raised.value.__cause__)
+    assert valuation.asked == 1
+
+
 def test_a_bound_or_an_attribution_of_another_kind_is_named():
     """Each round would fail, or the first one that is attributed."""
     with pytest.raises(ConfigError, match=r"^validation = 5; allowed: a Validation"):
