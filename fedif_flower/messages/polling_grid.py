@@ -323,7 +323,10 @@ class PollingGrid(ForwardingGrid):
     def _refuse_restarted(
         self, waiting: dict[str, _Waiting], now: dict[int, str]
     ) -> Iterator[Message]:
-        """Take out what nodes that were started again were sent, and say so for each."""
+        """Take out what nodes that were started again were sent; yield a reply for each.
+
+        It is the node's own where that had arrived before, otherwise a refusal.
+        """
         for message_id, unanswered in list(waiting.items()):
             since = unanswered.since
             if not since or now.get(unanswered.node_id, since) == since:

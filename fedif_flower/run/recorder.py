@@ -46,7 +46,6 @@ from fedif_flower.server.nodes import is_simulated
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import RunningStrategy
 
-TABLES = ("rounds", "clients", "attendance")
 MOST_SAVING = 0.03  # Share of a deployed run's time for checkpoints beside those that are due.
 logger = logging.getLogger(__name__)
 
@@ -109,8 +108,9 @@ class RunRecorder(RunWriter):
         if run.is_done:  # Replaced at once: a kill between may not lose where results come from.
             stays += [run.folder.config.path, run.folder.provenance.path]
         self._stays = stays
+        self._own_tables = (self.folder.rounds, self.folder.clients, self.folder.attendance)
         # Lines that are in no checkpoint yet, by table.
-        self._unsaved: dict[str, list[Line]] = {table: [] for table in TABLES}
+        self._unsaved: dict[str, list[Line]] = {table.name: [] for table in self._own_tables}
         self._last: CompleteRound | None = None
         # When the last checkpoint was written, and how long that took.
         self._saved_at = -math.inf
@@ -128,7 +128,7 @@ class RunRecorder(RunWriter):
         names = self.names
         super().on_start(strategy)
         if self.run.checkpoint:
-            for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
+            for table in self._own_tables:
                 super()._add(table, self.run.checkpoint.lines.get(table.name, ()))
             attendance = self.run.checkpoint.lines.get("attendance", ())
             self._roll.go_on(attendance, is_simulated=is_simulated(self.run.grid))

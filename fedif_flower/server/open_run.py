@@ -73,8 +73,11 @@ class OpenRun:
         """Whether callbacks have yet to look at the model that the last round led to."""
         return not self.is_over and self.last_examined < self.last_combined
 
-    def messages_to_match(self, messages: list[Message]) -> list[Message]:
-        """Return the messages by which replies are told; none where the loop's grid does that."""
+    def give_secret_ids(self, messages: list[Message]) -> list[Message]:
+        """Give messages ids by which their replies are told, and return them.
+
+        Where the loop's grid does that, they stay as they are, and none is returned.
+        """
         if self.screens:
             return []
         return unguessable(messages)

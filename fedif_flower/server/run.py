@@ -379,7 +379,7 @@ class RunningStrategy(FedAvg):
             if wrapper is not None:
                 run.noise_for = wrapper.num_sampled_clients
             messages = self.ask_members(run.server_round, arrays, config, run.grid)
-            run.trained = run.messages_to_match(messages)
+            run.trained = run.give_secret_ids(messages)
             return messages
 
     def aggregate_train(
@@ -442,7 +442,7 @@ class RunningStrategy(FedAvg):
             arrays = self.model.ended_with(arrays)
             number = server_round + run.round_offset
             messages = self._ask_evaluators(number, arrays, config, run.grid)
-            run.evaluated = run.messages_to_match(messages)
+            run.evaluated = run.give_secret_ids(messages)
             return messages
 
     def aggregate_evaluate(

@@ -8,13 +8,15 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.part import Built, Kept, RunContext
-from fedif_flower.run.recorder import TABLES
 from tests.run.resuming import run_config
 
 
 def context(folder) -> RunContext:
     loaded = LoadedTask(run_config(folder), None, None, None, [], None, None, "data")
     return RunContext(loaded, None, RunFolder(folder / "run"), "id")
+
+
+OWN = ("rounds", "clients", "attendance", "names", "seconds")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ def context(folder) -> RunContext:
         (Built(setup={"intake": 1}), Built(setup={"intake": 2})),
         (Built(columns=["cost"]), Built(columns=["cost"])),
         (Built(), Built(columns=["test_loss"])),
-        *((Built(), Built(kept={table: Kept()})) for table in (*TABLES, "names", "seconds")),
+        *((Built(), Built(kept={name: Kept()})) for name in OWN),
     ],
 )
 def test_a_second_thing_of_one_name_is_refused(tmp_path, first, second):
