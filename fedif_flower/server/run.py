@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.errors import ConfigError, TrainingFailedError, ValuationError
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
@@ -94,7 +94,9 @@ class Callback:
         Returns
         -------
         mapping of str to float, optional
-            Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``.
+            Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``. Anything else
+            ends the run with a ``ValuationError`` once the round is complete; what is empty or
+            ``False`` is as good as ``None``.
         """
         return None
 
@@ -559,14 +561,21 @@ class RunningStrategy(FedAvg):
         ------
         StopTraining, TrainingFailedError
             If the run ends with this round.
+        ValuationError
+            If a callback's metrics are none.
         """
         metrics: dict[str, float] = {}
+        no_metrics: list[ValuationError] = []
         if evaluate_fn is not None:
             metrics |= users_metrics(evaluate_fn, server_round, self.model)
 
         def show_model(callback: Callback) -> None:
-            more_metrics = callback.on_model(server_round, self.model)
-            metrics.update(metrics_of(f"{type(callback).__name__}.on_model", more_metrics))
+            # ``False`` is none as well: ``return is_due and {...}``.
+            more_metrics = callback.on_model(server_round, self.model) or None
+            try:
+                metrics.update(metrics_of(f"{type(callback).__name__}.on_model", more_metrics))
+            except ValuationError as error:
+                no_metrics.append(error)
 
         try:
             self.tell(show_model)
@@ -574,10 +583,12 @@ class RunningStrategy(FedAvg):
             self.history.metrics[server_round] = dict(metrics)
             self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
         self.tell(lambda callback: callback.on_round_end(server_round))
+        # The round is as complete as any other: whoever starts again goes on after it.
+        if no_metrics:
+            raise no_metrics[0]
         if metrics:
             _FLOWER.info("\t└──> Global evaluation: %s", metrics)
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
-        # The round is as complete as any other: whoever starts again goes on after it.
         failure = self._failure
         if failure is not None:
             self._failure = None  # It holds on to the round's updates.

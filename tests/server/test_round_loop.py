@@ -114,6 +114,36 @@ def test_whose_metrics_are_none_is_named_before_the_first_round(returned, words)
         start(Looks())
 
 
+@pytest.mark.parametrize("returned", [False, (), {}])
+def test_a_callback_that_returns_nothing_much_has_no_metrics(returned):
+    class Looks(Callback):
+        def on_model(self, server_round, model):
+            return returned
+
+    assert start(Looks()).evaluate_metrics_serverapp == {}
+
+
+def test_a_round_whose_metrics_are_none_is_complete_before_it_ends_the_run():
+    class Looks(Callback):
+        def __init__(self):
+            self.told = []
+
+        def on_model(self, server_round, model):
+            return {"loss": torch.tensor(0.5) if server_round == 2 else 0.5}
+
+        def on_metrics(self, server_round, metrics):
+            self.told.append((server_round, dict(metrics)))
+
+        def on_round_end(self, server_round):
+            self.told.append(server_round)
+
+    looks = Looks()
+    with pytest.raises(ValuationError, match=r"^Looks\.on_model returned no metrics"):
+        start(looks)
+    loss = {"loss": 0.5}
+    assert looks.told == [(0, loss), 0, (1, loss), 1, (2, {}), 2]
+
+
 class Mistaken(FedAvg):
     def weigh(self, updates):
         return {}["a"]
