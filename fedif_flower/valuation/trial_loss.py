@@ -264,7 +264,8 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
 def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
     """Raise ConfigError if ``batch_loss`` gives the sum over a batch, or one size for all batches.
 
-    One that is no mean either, such as a loss of pairs within a batch, is warned of. It is tried as
+    One that is no mean either, such as a loss of pairs within a batch, is warned of; so is one size
+    for all, where there is one batch alone, of which it divides out. It is tried as
     :func:`require_mean` tries a ``loss_fn``; a model that draws at random is not tried.
     """
     if isinstance(objective, PairObjective):
@@ -277,7 +278,8 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
         divided = divide(partial(_sized_loss, model, objective), examples)
         if divided is None:
             return ""
-        _require_own_sizes(divided)
+        if len(batches) > 1:
+            _require_own_sizes(divided)
         if divided.is_mean:
             return ""
         is_sum = divided.is_sum

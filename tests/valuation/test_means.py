@@ -255,6 +255,18 @@ def test_a_batch_loss_that_returns_the_same_size_for_all_batches_is_refused():
         judged(linear(), batches, batch_loss=by_keys)
 
 
+def test_one_size_for_all_batches_divides_out_of_a_single_one(caplog):
+    def as_one(model, batch):
+        return functional.cross_entropy(model(batch["rows"]), batch["label"]), 1
+
+    alone = judged(linear(), [{"rows": ROWS, "label": LABELS}], batch_loss=as_one)
+    expected = judged(linear(), ROWS, LABELS)
+    params = alone.params()
+    assert alone.loss(params) == pytest.approx(expected.loss(params))
+    (message,) = caplog.messages
+    assert message.endswith("(it returns 1, 1 and 1 as what they divide by)")
+
+
 def test_a_batch_loss_of_which_a_part_counts_nothing_is_a_mean(caplog):
     def counted(model, batch):
         rows, labels = batch
