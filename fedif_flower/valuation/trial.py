@@ -20,7 +20,7 @@ from fedif_flower.tasks.modules import (
 from fedif_flower.tasks.rows import count_rows, first_few
 from fedif_flower.tasks.structures import map_tensors
 from fedif_flower.valuation.flat_model import FlatModel
-from fedif_flower.valuation.objective import Batch, Objective
+from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 from fedif_flower.valuation.trial_functions import named
 from fedif_flower.valuation.trial_loss import (
     buffers_of,
@@ -116,7 +116,9 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
 
     fastest = fastest_memory_format(model.module, attempt)
     batch = _formatted(first, fastest)
-    with named(f"{objective.call} fails on validation batch 1", batch, model.module):
+    is_pair = isinstance(objective, PairObjective)
+    failure = f"{objective.call} fails on validation batch 1"
+    with named(failure, batch, model.module, is_pair=is_pair):
         require_classes(model.module, objective, batch)
         by_parameter = gradients(model, objective, batch)
         if all(gradient is None for gradient in by_parameter):
@@ -152,8 +154,10 @@ def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> l
     """
     batches = []
     skipped = 0
+    is_pair = isinstance(objective, PairObjective)
     for number, content in enumerate(contents, 1):
-        with named(f"{objective.call} fails on validation batch {number}", content, model):
+        failure = f"{objective.call} fails on validation batch {number}"
+        with named(failure, content, model, is_pair=is_pair):
             batch = objective.batch_with_size(model, content, tried=False)
         if batch.size:
             batches.append(batch._replace(skipped=skipped))

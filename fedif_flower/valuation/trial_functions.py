@@ -24,11 +24,13 @@ _FAR = 0.01  # What a GPU's faster arithmetic rounds is less, as a share of the 
 
 
 @contextmanager
-def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[None]:
+def named(
+    failure: str, batch: Any, model: nn.Module | None = None, *, is_pair: bool = False
+) -> Iterator[None]:
     """Turn whatever a user's functions raise on a batch into one sentence about the failure.
 
-    With a ``model`` it says, too, where the batch is of another floating-point type, or has
-    several inputs as one.
+    With a ``model`` it says, too, where the batch is of another floating-point type; and of a pair
+    ``(inputs, targets)``, where it has several inputs as one.
     """
     try:
         yield
@@ -38,7 +40,9 @@ def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[
         words = f"{failure}, {describe(batch)}: {type(error).__name__}: {error}"
         misfit = ""
         if model is not None:
-            misfit = dtype_misfit(model, batch) or _several_inputs(model, batch)
+            misfit = dtype_misfit(model, batch)
+        if model is not None and is_pair and not misfit:
+            misfit = _several_inputs(model, batch)
         if misfit:
             words += f"; {misfit}"
         raise ValuationError(words) from error
@@ -46,19 +50,26 @@ def named(failure: str, batch: Any, model: nn.Module | None = None) -> Iterator[
 
 def _several_inputs(model: nn.Module, batch: Any) -> str:
     """Return how to pass inputs that came as one tuple to a model of several; empty: it is not."""
-    is_pair = isinstance(batch, tuple | list) and len(batch) == 2
-    if not is_pair or not isinstance(batch[0], tuple | list):
+    is_of_two = isinstance(batch, tuple | list) and len(batch) == 2
+    if not is_of_two or not isinstance(batch[0], tuple | list):
         return ""
-    try:
-        with torch.no_grad():
-            model(*batch[0])
-    except Exception:  # It takes these no better.
+    if _takes(model, batch[0]) or not _takes(model, *batch[0]):
         return ""
     names = ", ".join(chr(ord("a") + place) for place in range(len(batch[0])))
     return (
         f"the model takes {len(batch[0])} inputs: pass ({names}, targets) in the place of "
         f"({names}), targets"
     )
+
+
+def _takes(model: nn.Module, *arguments: Any) -> bool:
+    """Tell whether a model answers when it is called with these."""
+    try:
+        with torch.no_grad():
+            model(*arguments)
+    except Exception:  # Whatever a user's model raises.
+        return False
+    return True
 
 
 class Sized(NamedTuple):

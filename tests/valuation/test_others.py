@@ -67,6 +67,32 @@ def test_inputs_that_came_as_one_are_told_how_to_come():
     assert Validation(OfTwo(3, 2), (ROWS, ROWS, LABELS), device="cpu").num_examples == len(ROWS)
 
 
+def broken(*_):
+    raise RuntimeError("no such column")
+
+
+class OfOneOrTwo(nn.Linear):
+    """A model that takes two inputs as one, too."""
+
+    def forward(self, first, second=None):
+        if second is None:
+            first, second = first
+        return super().forward(first + second)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        # A batch of its own form is taken as it is.
+        (OfTwo, {"batch_loss": broken}),
+        (OfOneOrTwo, {"loss_fn": broken}),
+    ],
+)
+def test_other_failures_than_of_several_inputs_are_told_alone(model, loss):
+    with pytest.raises(ValuationError, match=r"RuntimeError: no such column$"):
+        Validation(model(3, 2), [((ROWS, ROWS), LABELS)], device="cpu", **loss)
+
+
 class Detached(nn.Linear):
     def forward(self, rows: Tensor) -> Tensor:
         return super().forward(rows).detach()
