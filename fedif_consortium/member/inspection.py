@@ -124,7 +124,7 @@ def inspect_examples(
         with own_randomness(0, compute_device):
             features = last_layer_inputs(model, read())
         if features is not None:
-            agreement = neighbour_agreement(features.cpu(), labels, NEIGHBOURS)
+            agreement = neighbour_agreement(features, labels, NEIGHBOURS)
     influence = torch.stack(influences).mean(dim=0)  # [n]
     return _lines(task, influence, loss, files, labels, agreement)
 

@@ -1,4 +1,4 @@
-"""Helpers for any torch module: names, modes, randomness, memory formats, trials."""
+"""Helpers for any torch module: names, layers, modes, randomness, memory formats, trials."""
 
 from __future__ import annotations
 
@@ -104,8 +104,9 @@ def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None
     Returns
     -------
     Tensor, optional
-        float32. ``None`` where outputs do not have a row for each example either, or have rows of
-        another length in each batch, as padded sequences do.
+        float32, on the CPU. ``None`` where outputs do not have a row for each example either, or
+        have rows of another length in each batch, as padded sequences do; and where the layer has
+        rows of the examples in some batches alone.
     """
     layer_inputs: list[Any] = []  # Of all fully connected layers, in the batch at hand.
 
@@ -118,39 +119,40 @@ def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None
         if isinstance(module, nn.Linear)
     ]
     features = []  # By batch; None where the layer has none of its examples.
-    outputs = []
+    outputs = []  # Of the batches without features: those of all may take much room.
     try:
         with evaluation_mode(model)():
             for *arguments, targets in batches:
                 layer_inputs.clear()
                 answer = model(*arguments)
                 count = num_examples(targets)
-                features.append(_feature_rows(layer_inputs, count))
-                outputs.append(_output_rows(answer, count))
+                of_batch = _feature_rows(layer_inputs, count)
+                features.append(of_batch)
+                if of_batch is None:
+                    outputs.append(_output_rows(answer, count))
     finally:
         for hook in hooks:
             hook.remove()
-    joined = _join_rows(features)
-    if joined is None:
+    if len(outputs) == len(features):
         return _join_rows(outputs)
-    return joined
+    return _join_rows(features)
 
 
 def _feature_rows(layer_inputs: Sequence[Any], count: int) -> Tensor | None:
-    """Return the last of these ``[count, f]`` in float32; ``None``: it has other rows."""
+    """Return the last of these ``[count, f]``, float32, CPU; ``None``: it has other rows."""
     if not layer_inputs:
         return None
     last: Tensor = layer_inputs[-1]
     if last.dim() != 2 or len(last) != count:
         return None
-    return last.float()
+    return last.float().cpu()
 
 
 def _output_rows(outputs: Any, count: int) -> Tensor | None:
-    """Return a model's outputs ``[count, f]`` in float32; ``None``: it has other rows."""
+    """Return a model's outputs ``[count, f]``, float32, CPU; ``None``: it has other rows."""
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count:
         return None
-    return outputs.unsqueeze(1).flatten(1).float()
+    return outputs.unsqueeze(1).flatten(1).float().cpu()
 
 
 def _join_rows(pieces: Sequence[Tensor | None]) -> Tensor | None:

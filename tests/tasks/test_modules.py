@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -62,3 +65,21 @@ def test_a_layer_that_is_given_each_token_has_no_features_of_examples():
 def test_outputs_of_another_width_in_each_batch_cannot_be_compared():
     batches = [(torch.ones(1, 3), LABELS), (torch.ones(1, 2), LABELS)]
     assert last_layer_inputs(nn.Flatten(), batches) is None
+
+
+def test_outputs_are_not_held_beside_features():
+    """Those of a model that answers with images take far more room."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Unflatten(1, (2, 1)), nn.Upsample(1237)).eval()
+    held = []
+
+    def count_outputs() -> int:
+        tensors = [found for found in gc.get_objects() if type(found) is Tensor]
+        return sum(tensor.shape[-1:] in {(1237,), (2 * 1237,)} for tensor in tensors)
+
+    def read() -> Iterator[tuple[Tensor, Tensor]]:
+        for _ in range(3):
+            held.append(count_outputs())
+            yield torch.ones(1, 2), LABELS
+
+    assert last_layer_inputs(model, read()).tolist() == [[1.0, 1.0]] * 3
+    assert held[1] == held[2]
