@@ -390,6 +390,10 @@ def _member_credits(
     if credit is None:
         return [None] * len(members)
     rows = {member: row for row, member in enumerate(newest.members)}
+    lengths = credit.length.tolist()
+    weights = credit.weight.tolist()
+    borrowed = credit.borrowed.tolist()
+    opposed = credit.opposed.tolist()
     member_credits: list[MemberCredit | None] = []
     for place, member in enumerate(members):
         member_credit = MemberCredit(sums.credited_with(place))
@@ -397,10 +401,10 @@ def _member_credits(
         if row is not None:
             member_credit = replace(
                 member_credit,
-                length=float(credit.length[row]),
-                weight=float(credit.weight[row]),
-                borrowed=float(credit.borrowed[row]),
-                opposed=float(credit.opposed[row]),
+                length=lengths[row],
+                weight=weights[row],
+                borrowed=borrowed[row],
+                opposed=opposed[row],
             )
         member_credits.append(member_credit)
     return member_credits
