@@ -32,13 +32,12 @@ from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Roster
 from fedif_flower.server.subclass import (
-    Replies,
+    handed_on,
     looks_through_replies,
     may_look_through_replies,
     messages_of,
     pair_of,
     require_constructed,
-    require_fresh,
     require_messages,
     take_model,
 )
@@ -411,10 +410,7 @@ class RunningStrategy(FedAvg):
                 f"{type(self).__name__}.aggregate_train: no clients were asked by its "
                 "configure_train, which one of your own has to call (super().configure_train)"
             )
-        if isinstance(replies, Replies):
-            replies = replies.handed_on()
-        else:
-            require_fresh(f"{type(self).__name__}.aggregate_train", replies)
+        replies = handed_on(f"{type(self).__name__}.aggregate_train", replies)
         if run.is_own:
             return self.take_in_replies(replies)
         stays = None if run.noise_for else self.model.record
@@ -453,10 +449,7 @@ class RunningStrategy(FedAvg):
         replies: Iterable[Message],
     ) -> MetricRecord | None:
         """Average the metrics of every well-formed evaluation reply."""
-        if isinstance(replies, Replies):
-            replies = replies.handed_on()
-        else:
-            require_fresh(f"{type(self).__name__}.aggregate_evaluate", replies)
+        replies = handed_on(f"{type(self).__name__}.aggregate_evaluate", replies)
         if self._open_run is not None:
             replies = replies_to(self._open_run.evaluated, replies)
         records = screen_evaluations(replies, self._evaluators, self.limits)

@@ -93,6 +93,20 @@ def looks_through_replies(aggregate: object) -> bool:
     return hasattr(aggregate, _MAY_LOOK)
 
 
+def handed_on(method: str, replies: Iterable[Message]) -> Iterable[Message]:
+    """Return the replies that the strategy's own ``method`` takes in, none of them lost.
+
+    Raises
+    ------
+    ConfigError
+        If a loop has gone through them before, and none are left.
+    """
+    if isinstance(replies, Replies):
+        return replies.handed_on()
+    require_fresh(method, replies)
+    return replies
+
+
 def require_fresh(method: str, replies: Iterable[Message]) -> None:
     """Raise ConfigError where a loop has gone through a round's replies, and none are left.
 
