@@ -1,10 +1,10 @@
-"""What parties add who do not trust each other: evidence, masks, policies, statements.
+"""What a federation needs whose parties distrust each other: evidence, masks, policies, statements.
 
-Each room is a part of a run, a command, or both; none of them is needed by ``fedif_flower``, which
-imports none.
+Each subpackage adds parts to a run, commands to ``fedif``, or both. The library ``fedif_flower``
+imports none of them and works without them.
 """
 
 import logging
 
-# What it logs is shown, and filtered, with what the library logs.
+# Log messages of this package are shown, and filtered, with those of the library.
 logging.getLogger(__name__).parent = logging.getLogger("fedif_flower")

@@ -1,4 +1,4 @@
-"""Addresses as people write them: ``HOST:PORT``, an address of IPv6 in brackets."""
+"""Network addresses as people write them: ``HOST:PORT``, with IPv6 addresses in brackets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def split_address(address: str, key: str = "address") -> tuple[str, int]:
     Raises
     ------
     ConfigError
-        Naming the key, if it is none.
+        If ``address`` is not ``HOST:PORT``; the message names ``key``.
     """
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match[2]) >= 2**16:
@@ -29,14 +29,14 @@ def split_address(address: str, key: str = "address") -> tuple[str, int]:
 
 
 def joined_address(host: str, port: int) -> str:
-    """Return a host and a port as one address."""
+    """Return ``HOST:PORT``; the brackets of an IPv6 address are added."""
     if ":" in host:
         return f"[{host}]:{port}"
     return f"{host}:{port}"
 
 
 def _normal(address: str) -> str:
-    """Return an address as this package writes it."""
+    """Return an address in the form that :func:`joined_address` gives it."""
     host, port = split_address(address)
     return joined_address(host, port)
 
@@ -45,5 +45,5 @@ Address = Annotated[str, AfterValidator(_normal)]
 
 
 def an_address(words: str, default: Any = ...) -> Any:
-    """Declare a setting of the type :data:`Address`."""
+    """Declare a setting of the type :data:`Address`; ``words`` describe it."""
     return setting(default, words, allowed=_ALLOWED)

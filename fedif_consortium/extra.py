@@ -1,7 +1,7 @@
-"""The extra ``consortium``: packages that this one needs beside those of the library.
+"""The extra ``consortium``: the packages that ``fedif_consortium`` needs and the library does not.
 
-Where one of them is missing, a run has the library's own parts alone and its log says so; whoever
-asks for more is told what to install.
+If one of them is missing, a run has only the library's own parts, and its log says so. Settings and
+commands that need the extra then raise an error that says what to install.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import ParamSpec, TypeVar
 
 from fedif_flower.errors import ConfigError
 
-# What is imported of the packages in pyproject.toml. Flower and PyTorch bring some of them too, in
-# the versions that they want; only with all of them is the extra there.
+# The names under which Python imports the packages of the extra in pyproject.toml. Flower and
+# PyTorch install some of them too, so the extra counts as installed only if all are there.
 MODULES = (
     "annotated_types",
     "anyio",
@@ -39,19 +39,19 @@ def missing_modules() -> list[str]:
 
 
 def what_it_needs(subject: str) -> str:
-    """Return the sentence that says what to install for a key or a command."""
+    """Return the sentence that says what to install for ``subject``: a key or a command."""
     missing = ", ".join(missing_modules())
     return f"{subject} needs {INSTALL}; not installed here: {missing}"
 
 
 def require_extra(subject: str) -> None:
-    """Raise ConfigError, which says what to install for a key or a command, where it is missing."""
+    """Raise ConfigError if the extra is missing, which ``subject``, a key or a command, needs."""
     if missing_modules():
         raise ConfigError(what_it_needs(subject))
 
 
 def needs_extra(command: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Return a command that calls :func:`require_extra` before anything else."""
+    """Return ``command`` with a call of :func:`require_extra` before it."""
 
     @wraps(command)
     def checked(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:

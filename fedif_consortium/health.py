@@ -1,4 +1,4 @@
-"""Whether a process that runs for a long time is alive: figures for Prometheus, on a port."""
+"""Figures for Prometheus, served on a port: they show that a long-running process is alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ VARIABLE = "FEDIF_HEALTH_ADDRESS"
 
 @contextmanager
 def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> Iterator[None]:
-    """Serve a registry's figures while this is entered, at any path; nothing waits for a reader.
+    """Serve a registry's figures, at any path, until the ``with`` block ends.
+
+    A thread of its own answers the readers, so the process never waits for them.
 
     Parameters
     ----------
@@ -27,7 +29,7 @@ def serving(host: str, port: int, registry: CollectorRegistry, *, key: str) -> I
     registry : CollectorRegistry
         The figures.
     key : str
-        What set the port, for errors.
+        The setting that gave the port; error messages begin with it.
 
     Raises
     ------
@@ -53,23 +55,27 @@ def serving_health(
     *,
     key: str = VARIABLE,
 ) -> Iterator[None]:
-    """Serve ``fedif_up`` and a few figures while this is entered: an answer says that it is alive.
+    """Serve ``fedif_up`` and further figures until the ``with`` block ends.
+
+    A monitor that gets an answer knows that the process is alive.
 
     Parameters
     ----------
     part : str
-        What the process is: ``"keeper"``, ``"superlink"``, ``"node"``.
+        What the process is, the label of ``fedif_up``: ``"keeper"`` or ``"superlink"``.
     address : str
-        ``HOST:PORT``; empty: it is not served.
+        ``HOST:PORT``; empty: nothing is served.
     figures : mapping of str to callable, optional
-        Further figures by name, asked for at every look.
+        Functions that return further figures, by name; each is called whenever the figures are
+        read.
     key : str
-        What set the address, for errors.
+        The setting that gave the address; error messages name it.
 
     Raises
     ------
     ConfigError
-        If the address is none, or is taken.
+        If ``address`` is not ``HOST:PORT``, its port is taken, or its host is not an address of
+        this machine.
     """
     if not address:
         yield

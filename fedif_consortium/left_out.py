@@ -1,4 +1,4 @@
-"""In the place of this package's parts of a run, where the extra ``consortium`` is missing."""
+"""The part that a run has in place of all parts of this package, without the extra."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ logger = logging.getLogger(__name__)
 
 
 class LeftOut(RunPart):
-    """Says that the run goes on without them, and refuses a run config that asks for one."""
+    """Logs that the consortium's parts are left out; refuses a run config that sets one of them."""
 
     def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Return nothing.
+        """Return no values: this part has no settings that could be ``"auto"``.
 
         Raises
         ------
         ConfigError
-            If a key of theirs is set; what ``flwr run`` sends along without need is not here.
+            If ``values`` has a key of one of the :data:`SECTIONS`. Keys that ``flwr run`` always
+            sends and whose values are off were taken out before.
         """
         for key, value in values.items():
             section = key.partition(".")[0]
@@ -32,6 +33,6 @@ class LeftOut(RunPart):
         return {}
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
-        """Say it once in the run's log; nothing is added."""
+        """Log once which sections are left out, and add nothing to the run."""
         logger.info("%s", what_it_needs(f"left out: {', '.join(SECTIONS)}; each"))
         return NOTHING

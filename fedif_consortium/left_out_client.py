@@ -1,6 +1,7 @@
-"""In the place of this package's parts of a client, where the extra ``consortium`` is missing.
+"""The part that a client has in place of all parts of this package, without the extra.
 
-What a member's node config asks of them protects the member: it does not train without.
+Keys of a member's node config that ask for the missing parts protect the member. So a client whose
+node config has such a key does not train.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from fedif_flower.messages.preflight import Finding, Status
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
-# Of a node config; and of a run's instructions, where the server wants what they do.
+# Keys of a node config, and of the instructions that a run's server sends, that ask for a part of
+# this package.
 NODE_KEYS = ("statement-dir", "keeper-key", "signing-key", "receipts-dir", "gradients-dir")
 TOLD_KEYS = ("masking-mode", "require-signatures")
 logger = logging.getLogger(__name__)
 
 
 class LeftOutOfClient(ClientPart):
-    """Lets a member train where neither it nor the run asks for more."""
+    """Lets a client train only if neither its node config nor the run asks for a missing part."""
 
     def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
-        """Return what refuses to train."""
+        """Return the mod that refuses to train if a missing part is asked for."""
         return [refuse_what_is_asked]
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:
-        """Return why this node cannot take part, if it cannot."""
+        """Return one failed finding if a missing part is asked for, else none."""
         left_out_key = asked_key(node, settings)
         if left_out_key is None:
             logger.info("%s", what_it_needs("left out: what a consortium adds, which"))
@@ -46,12 +48,12 @@ class LeftOutOfClient(ClientPart):
 def refuse_what_is_asked(
     message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Train.
+    """Train as without this mod, unless a missing part is asked for.
 
     Raises
     ------
     ConfigError
-        If the node or the run asks for what is left out.
+        If the node config or the run's instructions ask for a part that is missing.
     """
     node = NodeConfig.from_node_config(context.node_config)
     left_out_key = asked_key(node, cast(ConfigRecord, message.content["config"]))
@@ -61,7 +63,10 @@ def refuse_what_is_asked(
 
 
 def asked_key(node: NodeConfig, settings: ConfigRecord) -> str | None:
-    """Return the key by which a node, or a run's instructions, ask for what is left out."""
+    """Return the first key of a node config or of a run's instructions that needs a missing part.
+
+    ``None``: neither asks for one.
+    """
     of_node = node.to_mapping()
     for key in NODE_KEYS:
         if of_node.get(key):

@@ -1,8 +1,7 @@
-"""Pages that people open: templates in files, one layout, one style sheet, and no script.
+"""HTML pages that people open: templates in files, one layout, one style sheet, and no script.
 
-The templates are HTML and CSS; their names end in ``.md``, because a run's server makes statements
-out of a bundle of Flower's, which holds no files of other kinds than Python, TOML, Markdown, YAML
-and JSON.
+The templates are HTML and CSS, although their names end in ``.md``: a run's server makes statements
+from an app bundle of Flower's, and a bundle holds only Python, TOML, Markdown, YAML and JSON files.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from fedif_flower.messages.text import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 MAX_PAGE_BYTES = 1024 * 1024
-# A browser that reads this first runs no script on the page and fetches nothing for it.
+# The policy comes first in the file, so it holds for everything behind it: the browser runs no
+# script on the page and fetches nothing for it.
 PAGE_HEAD = (
     '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
     '<meta http-equiv="Content-Security-Policy" content="'
@@ -27,8 +27,8 @@ PAGE_HEAD = (
 
 
 _VIEWPORT = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-# What a statement is written with: text, tables and drawings. None of these leads elsewhere, sends
-# anything, or lies over the page to do so.
+# The elements of a statement: text, tables and drawings. None of them is a link, sends anything, or
+# loads another page.
 _FRAME = {"html", "head", "title", "style", "body", "header", "footer", "section"}
 _TEXT = {"h1", "h2", "p", "b", "br", "small", "span", "div", "code"}
 _LISTS = {"ul", "ol", "li", "dl", "dt", "dd"}
@@ -36,13 +36,14 @@ _TABLES = {"table", "colgroup", "col", "thead", "tbody", "tfoot", "tr", "th", "t
 _FIGURES = {"figure", "figcaption"}
 _DRAWINGS = {"svg", "g", "line", "rect", "circle", "path", "polyline", "text"}
 _ELEMENTS = _FRAME | _TEXT | _LISTS | _TABLES | _FIGURES | _DRAWINGS
-# Whatever a browser may take for a tag, in comments and style sheets too: more than there are.
+# Everything that a browser may take for a tag. It also matches in comments and style sheets: a page
+# may be refused for a tag that no browser would see, but no tag is missed.
 _TAG = re.compile(r"<[/!?]*([a-z][^\s/>]*)", re.IGNORECASE)
 
 
 @lru_cache(maxsize=1)
 def templates() -> Environment:
-    """Return the templates; what is put into them is escaped, and nothing may be missing."""
+    """Return the templates; they escape each value, and raise an error if a value is missing."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined
     )
@@ -51,7 +52,7 @@ def templates() -> Environment:
 
 
 def refuse_page(page: bytes) -> str:
-    """Return why a page that a server writes on a node is not taken; empty: it is."""
+    """Return why a node refuses to store a page that the server sent; empty: it stores the page."""
     if len(page) > MAX_PAGE_BYTES:
         return f"the page has {len(page)} bytes; allowed: {MAX_PAGE_BYTES}"
     if not page.startswith(PAGE_HEAD.encode()):
@@ -60,7 +61,8 @@ def refuse_page(page: bytes) -> str:
         text = page.decode()
     except UnicodeDecodeError:
         return "the page is no UTF-8"
-    # The head has one of its own, and no other may tell a browser to go elsewhere.
+    # The head and the viewport have the only <meta> elements that are allowed: another one could
+    # tell the browser to go elsewhere.
     body = text.removeprefix(PAGE_HEAD).replace(_VIEWPORT, "", 1)
     for tag in _TAG.findall(body):
         if tag.lower() not in _ELEMENTS:

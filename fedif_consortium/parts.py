@@ -1,7 +1,8 @@
-"""What parties add who do not trust each other, for the doors: importing this imports no room.
+"""All parts of runs and clients, for the doors: ServerApp, ClientApp and command line.
 
-Where the extra ``consortium`` is not installed, :mod:`fedif_consortium.left_out` and
-:mod:`fedif_consortium.left_out_client` stand in the place of all of them.
+Importing this module imports no part: the functions do. If the extra ``consortium`` is not
+installed, they return :mod:`fedif_consortium.left_out` and :mod:`fedif_consortium.left_out_client`
+in place of all parts of this package.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
-    """Return the parts of a run: the library's own, and those of the rooms of this package.
+    """Return the parts of a simulated run: the library's own, then those of this package.
 
-    ``evidence`` says with which key receipts are signed; ``None``: there are no receipts.
+    ``evidence`` is the part that signs receipts; ``None``: a part that gives no receipts.
     """
     from fedif_flower.run import parts
 
@@ -37,7 +38,9 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
     return (
         *parts.run_parts(),
         ServedMetrics(),
-        MaskedRounds(),  # At the end the keeper forgets what the attribution asks last.
+        # Behind the library's parts: the attribution asks the keeper once more at the run's end,
+        # before the keeper is told to forget.
+        MaskedRounds(),
         evidence or Evidence(),
         PublishGradients(),
         OwnPartsOfRun(),
@@ -45,7 +48,7 @@ def run_parts(evidence: Evidence | None = None) -> Sequence[RunPart]:
 
 
 def server_parts() -> Sequence[RunPart]:
-    """Return the parts of a server's run: receipts as well, and the statement at its end."""
+    """Return the parts of a deployed run: those of a simulation, receipts, and the statement."""
     if missing_modules():
         return run_parts()
     from fedif_consortium.evidence.part import Evidence
@@ -55,7 +58,7 @@ def server_parts() -> Sequence[RunPart]:
 
 
 def client_parts() -> Sequence[ClientPart]:
-    """Return every part of a client, the outermost first."""
+    """Return the parts of a client; the first one is the outermost around training."""
     if missing_modules():
         from fedif_consortium.left_out_client import LeftOutOfClient
 

@@ -1,1 +1,1 @@
-"""A run as an operator watches it: its records, what they say, the page, and a server of it."""
+"""What an operator sees of a run: its state, remarks on it, a page, and figures for Prometheus."""

@@ -1,4 +1,4 @@
-"""A run's figures for Prometheus, served while it goes on where ``metrics.port`` is set."""
+"""A run's figures for Prometheus, served while the run goes on if ``metrics.port`` is set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fedif_flower.settings import Settings, in_section, quiet_setting
 
 LOOPBACK = "127.0.0.1"
 PHASES = ("replies", "aggregation", "evaluation")
-SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)  # The buckets of latencies.
-MOST_NAMED = 1000  # Members with metrics of their own.
+SECONDS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)  # Upper ends of the keeper's latency buckets.
+MOST_NAMED = 1000  # With more members, metrics.members is refused: each has series of its own.
 
 
 class MetricsSettings(Settings, alias_generator=in_section("metrics")):
-    """Where a run's figures can be read while it goes on."""
+    """The port at which a run's figures can be read while the run goes on."""
 
     port: int = quiet_setting(
         0,
@@ -60,12 +60,13 @@ class ServedMetrics(RunPart):
     settings = MetricsSettings
 
     def build(self, run: RunContext) -> Built:
-        """Begin to serve, and return what fills the figures.
+        """Start to serve the figures, and return the callback that fills them.
 
         Raises
         ------
         ConfigError
-            If the port is taken, or too many members are to be named.
+            If the port is taken, the host is not an address of this machine, or
+            ``metrics.members`` is set with more than 1,000 clients.
         """
         settings = run.config.section(MetricsSettings)
         if not settings.port:
@@ -83,8 +84,9 @@ class ServedMetrics(RunPart):
 class RunMetrics(Callback):
     """Keeps the figures of one run, in a registry of its own.
 
-    Labels have values out of closed lists, except for the task's own metrics, which are few, and
-    members' names, which are there with ``metrics.members`` alone.
+    The number of series stays small, because most labels take their values from closed lists. The
+    exceptions are the names of the task's own metrics, which are few, and the names of members,
+    which are labels only with ``metrics.members``.
 
     Parameters
     ----------
@@ -101,7 +103,7 @@ class RunMetrics(Callback):
     Raises
     ------
     ConfigError
-        If too many members are to be named.
+        If ``members`` is true with more than 1,000 clients.
     """
 
     def __init__(self, config: RunConfig, *, members: bool = False) -> None:
@@ -109,7 +111,7 @@ class RunMetrics(Callback):
             allowed = f"false with more than {MOST_NAMED} clients"
             require(config.num_clients <= MOST_NAMED, "metrics.members", True, allowed)
         self._names_members = members
-        self._weighed: set[str] = set()  # The members that have had a weight.
+        self._weighed: set[str] = set()  # Names of members that had a weight in some round.
         self.registry = CollectorRegistry()
         options: dict[str, Any] = {"namespace": "fedif", "registry": self.registry}
         self._add_figures_of_run(config, options)
@@ -117,7 +119,7 @@ class RunMetrics(Callback):
         self._add_figures_of_members(options)
 
     def _add_figures_of_run(self, config: RunConfig, options: dict[str, Any]) -> None:
-        """Add what stays as it is during the run, and the process's memory."""
+        """Add figures that stay constant during the run, and the process's memory."""
         Info("run", "What runs", **options).info(
             {
                 "run": config.run_name,
@@ -137,10 +139,11 @@ class RunMetrics(Callback):
         memory.set_function(lambda: float(process.memory_info().rss))
 
     def _add_figures_of_rounds(self, options: dict[str, Any]) -> None:
-        """Add what rounds, their replies and the model are."""
+        """Add figures of rounds, of their replies, and of the model's quality."""
         self.rounds = Counter("rounds", "Rounds that ended, by outcome", ["outcome"], **options)
         self.round = Gauge("round", "The last round that ended", **options)
-        # Before the first one: when the run began, so that a first round without end is seen too.
+        # Until the first round ends, it is the time at which the run began: so an alert on its age
+        # also fires for a first round that never ends.
         self.ended = Gauge("round_ended_timestamp_seconds", "When the last round ended", **options)
         self.ended.set_to_current_time()
         words = "Seconds of all rounds, by phase"
@@ -157,7 +160,8 @@ class RunMetrics(Callback):
         self.figure = Gauge("task_metric", words, ["name", "split"], **options)
         words = "Seconds until it answered the server"
         self.keeper = Histogram("keeper_seconds", words, ["call"], buckets=SECONDS, **options)
-        # Series that begin at 0 and not with their first event, which an alert would not see.
+        # Each series begins at 0. If it began with its first event, an alert on its increase would
+        # not see that event.
         for status in get_args(RoundStatus):
             self.rounds.labels(_outcome(status))
         for phase in PHASES:
@@ -166,7 +170,7 @@ class RunMetrics(Callback):
             self.replies.labels(status)
 
     def _add_figures_of_members(self, options: dict[str, Any]) -> None:
-        """Add what single members are: they are empty without ``metrics.members``."""
+        """Add figures of single members; they stay without values unless ``metrics.members``."""
         words = "Its weight in the last round"
         self.weight = Gauge("member_weight", words, ["member"], **options)
         self.score = Gauge("member_weight_score", "Its weight score", ["member"], **options)
@@ -175,11 +179,11 @@ class RunMetrics(Callback):
         self.member_replies = Counter("member_replies", words, labels, **options)
 
     def on_asked(self, current: Round) -> None:
-        """Take in who is there."""
+        """Set how many members are online, as the round begins."""
         self.online.set(len(current.online))
 
     def row(self, row: Round) -> None:
-        """Take in a round, with the metrics of its model."""
+        """Add a round that ended, with the metrics of its model."""
         self.round.set(row.round)
         self.ended.set_to_current_time()
         if row.round:
@@ -187,7 +191,7 @@ class RunMetrics(Callback):
         self.phases.labels("replies").inc(row.round_seconds)
         self.phases.labels("aggregation").inc(row.aggregation_seconds)
         self.phases.labels("evaluation").inc(row.evaluation_seconds)
-        # Where nobody said how long it trained, there is no mean: not that of an earlier round.
+        # If no member reported how long it trained, the figure is NaN, not an earlier round's mean.
         train_seconds = math.nan
         if row.train_seconds is not None:
             train_seconds = row.train_seconds
@@ -204,8 +208,8 @@ class RunMetrics(Callback):
             self._add_members(row.clients)
 
     def _add_members(self, clients: Sequence[ClientReport]) -> None:
-        """Take in what a round was to members."""
-        # Who is not asked in this round has no weight in it: not that of an earlier one.
+        """Add what became of each member's reply, its weight and its weight score."""
+        # A member that was not asked in this round gets weight 0, not its earlier weight.
         weights = dict.fromkeys(self._weighed, 0.0)
         for client in clients:
             name = client.node.name or str(client.node.client_id)
@@ -221,7 +225,7 @@ class RunMetrics(Callback):
 
 
 def _outcome(status: RoundStatus) -> str:
-    """Return under which outcome a round is counted."""
+    """Return the label ``outcome`` of a round with this status."""
     if status == "advanced":
         return "ok"
     return status

@@ -1,6 +1,6 @@
-"""The page of a run that is watched: one file that runs nothing and fetches nothing.
+"""The page of ``fedif watch``: one HTML file that runs no script and fetches nothing.
 
-While the run goes on it is written again every few seconds, and a browser reads it again as often.
+While the run goes on, the page is rewritten every few seconds, and a browser reloads it as often.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedif_flower.run.results import run_title
 from fedif_flower.server.record import headline
 from fedif_flower.storage import write_atomically
 
-SECONDS = 5.0  # Between two writings, and two readings.
+SECONDS = 5.0  # The page is written, and reloaded by a browser, this often.
 HEAD = PAGE_HEAD.replace("style-src", "img-src data:; style-src")
 REFRESH = f'<meta http-equiv="refresh" content="{SECONDS:.0f}">\n'
 MOST_MEMBERS = 2_000
@@ -33,19 +33,19 @@ LATEST_ROUNDS = 10
 
 
 def keep_page(folder: RunFolder, file: Path) -> None:
-    """Write the page of a run, and again every few seconds as long as the run goes on.
+    """Write the page of a run, again every few seconds, and return when the run has ended.
 
     Parameters
     ----------
     folder : RunFolder
-        Of the run.
+        The run's folder.
     file : Path
-        The page; its links lead to the run's folder from there.
+        Where the page is written; its links into the run's folder are relative to it.
 
     Raises
     ------
     ConfigError
-        If the records cannot be read.
+        If the run's records cannot be read or shown.
     """
     seen_from = os.path.relpath(folder.path.resolve(), file.resolve().parent)
     while True:
@@ -58,14 +58,14 @@ def keep_page(folder: RunFolder, file: Path) -> None:
 
 
 def render(run: Watched, *, folder: str = ".") -> str:
-    """Return the page.
+    """Return the page as HTML.
 
     Parameters
     ----------
     run : Watched
-        The run at a moment.
+        The run as its records are now.
     folder : str
-        Where the run's folder is, seen from the page: links begin with it.
+        Path from the page's folder to the run's folder; links begin with it.
     """
     if run.config:
         title = run_title(run.config)
@@ -99,7 +99,7 @@ def render(run: Watched, *, folder: str = ".") -> str:
 
 
 def _links(folder: RunFolder, seen_from: str) -> dict[str, str]:
-    """Return links to the run's own pages, by name, as far as they are there."""
+    """Return links to the run's report and statement, by name; a file that is missing has none."""
     pages = {"Report": folder.report, "Statement": folder.statement / "statement.html"}
     links = {}
     for name, path in pages.items():
@@ -110,7 +110,10 @@ def _links(folder: RunFolder, seen_from: str) -> dict[str, str]:
 
 
 def _pictures(run: Watched, title: str) -> dict[str, str]:
-    """Return the report's pictures as data URLs, by name; before it, what it shows of progress."""
+    """Return the report's pictures as data URLs, by name.
+
+    Until there is a report, these are the plots of the rounds so far.
+    """
     with TemporaryDirectory() as scratch:
         folder = run.folder
         if not run.summary:  # There is no report yet.
@@ -127,12 +130,12 @@ def _pictures(run: Watched, title: str) -> dict[str, str]:
 
 
 def _moment(seconds: float) -> str:
-    """Return a time in seconds since 1970 as a date and a time of day."""
+    """Return a time in seconds since 1970 as a date and a time of day in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def lasting(seconds: float) -> str:
-    """Return how long something lasts, in its largest unit."""
+    """Return a duration in words, in the largest unit of which it has at least two."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("min", 60)):
         if abs(seconds) >= 2 * size:
             return f"{seconds / size:,.0f} {unit}"

@@ -1,4 +1,4 @@
-"""What an operator should know about a run, in words, and what to do about it."""
+"""Remarks for an operator: what is wrong or odd about a run, and what to do about it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fedif_flower.run.held_out import MOST_CONTRADICTED
 from fedif_flower.run.rows import Line
 from fedif_flower.words import enumerated
 
-MISSES = 3  # In a row: by chance it is hardly so.
-SLOW = 3.0  # Times the usual round.
-SHORT = 10.0  # Seconds: a round that has lasted less is not slow.
+MISSES = 3  # Missed requests in a row before a member is named: chance hardly explains so many.
+SLOW = 3.0  # A round is slow if it lasts longer than this many usual rounds,
+SHORT = 10.0  # and longer than this many seconds.
 _GO_ON = 'go on with the same command and resume="auto"'
 
 
 class _Miss(NamedTuple):
-    """What a member did that missed rounds, and what to do about it."""
+    """How a member missed rounds, and what to do about it."""
 
     deed: str
     advice: str
@@ -36,16 +36,16 @@ _MISSES = {  # By a member's last status.
 
 
 class Remark(NamedTuple):
-    """Something to know about a run.
+    """Something that an operator should know about a run.
 
     Attributes
     ----------
     is_wrong : bool
-        Whether it is wrong, not just odd.
+        Whether something is wrong, not just odd.
     text : str
-        What it is.
+        What happened.
     advice : str
-        What to do.
+        What to do about it.
     """
 
     is_wrong: bool
@@ -54,7 +54,7 @@ class Remark(NamedTuple):
 
 
 def remarks(run: Watched) -> list[Remark]:
-    """Return what there is to know about a run; the worst comes first."""
+    """Return all remarks on a run; what is wrong comes before what is just odd."""
     in_order = [
         *_about_end(run),
         *_about_rounds(run),
@@ -66,7 +66,7 @@ def remarks(run: Watched) -> list[Remark]:
 
 
 def _about_end(run: Watched) -> Iterator[Remark]:
-    """Yield what there is to know of a run that has ended, or seems to have."""
+    """Yield remarks on a run that has ended, or that gives no sign of life any more."""
     completeness = run.summary.get("completeness") or {}
     if completeness.get("verdict") == "incomplete":
         yield Remark(
@@ -96,7 +96,7 @@ def _about_end(run: Watched) -> Iterator[Remark]:
 
 
 def _about_rounds(run: Watched) -> Iterator[Remark]:
-    """Yield which rounds failed, and what is wrong with the last one."""
+    """Yield remarks on rounds that left the model as it was, and on the last round."""
     if not run.rounds:
         return
     yield from _about_standing(
@@ -132,7 +132,10 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
 def _about_standing(
     run: Watched, rounds: Sequence[Line], what: str, advice: str
 ) -> Iterator[Remark]:
-    """Yield how many rounds the model stood still in for one reason, and the last of them."""
+    """Yield one remark on ``rounds`` that left the model as it was; none if there are none.
+
+    Something is wrong only if the run's last round is one of them.
+    """
     if not rounds:
         return
     last = rounds[-1]
@@ -144,7 +147,7 @@ def _about_standing(
 
 
 def _about_held_out(run: Watched) -> Iterator[Remark]:
-    """Yield that the model contradicts more held-out labels than a statement is made by."""
+    """Yield a remark if the model contradicts so many held-out labels that no statement may pay."""
     contradicted = run.contradicted_share
     if contradicted is None:
         return
@@ -160,7 +163,7 @@ def _about_held_out(run: Watched) -> Iterator[Remark]:
 
 
 def _about_waiting(run: Watched) -> Iterator[Remark]:
-    """Yield that a round lasts longer than others did, and whom it waits for."""
+    """Yield a remark if the present round lasts much longer than usual: it names who is awaited."""
     usual = run.seconds_per_round
     is_training = run.is_running and run.live.phase == "training"
     if not is_training or not usual:
@@ -177,7 +180,7 @@ def _about_waiting(run: Watched) -> Iterator[Remark]:
 
 
 def _about_members(run: Watched) -> Iterator[Remark]:
-    """Yield who missed several rounds in a row, and who was not connected."""
+    """Yield remarks on members that missed several rounds in a row, and on those offline."""
     missing = [member for member in run.members if member.misses >= MISSES]
     for status, miss in _MISSES.items():
         members = [member for member in missing if member.status[-1] == status]

@@ -1,4 +1,4 @@
-"""What a run's folder says about it: how far it is, when it may end, how each member fares."""
+"""A run's state, read from its folder: its progress, its expected end, and each member's state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import PAYING_WITNESS, examined_key, witness_of
 from fedif_flower.server.record import headline
 
-# In the order in which a page lists them: who needs a look comes first.
+# The states of a member, in words. The page lists members in this order: those that need a look
+# come first.
 STATE_WORDS = {
     "refused": "its last reply was refused",
     "failed": "its app raised an error",
@@ -40,10 +41,10 @@ STATE_WORDS = {
 }
 STATES = tuple(STATE_WORDS)
 NEED_ATTENTION = STATES[: STATES.index("late")]
-LATEST_ROUNDS = 20  # By which the time of those to come is estimated.
-SILENCE = 6 * SECONDS_PER_SIGN  # Without a sign of life, a run has stopped.
+LATEST_ROUNDS = 20  # The mean duration of these rounds estimates that of the rounds to come.
+SILENCE = 6 * SECONDS_PER_SIGN  # A run without a sign of life for so many seconds has stopped.
 _SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
-# Columns of tables with their type.
+# Columns of rounds.csv with their types.
 _ROUNDS = {
     "round_seconds": "double",
     "aggregation_seconds": "double",
@@ -56,7 +57,7 @@ _ROUNDS = {
     WITNESS: "double",
     PAYING_WITNESS: "double",
 }
-# And with how a client's lines are summed up.
+# Columns of clients.csv with their types, and how a client's lines become one value.
 _LINES = {
     "status": ("string", "list"),
     "rejection": ("string", "last"),
@@ -69,11 +70,15 @@ _LINES = {
 
 
 class WatchedMember(BaseModel):
-    """A member as an operator sees it; ``state.json`` says what its first three fields are.
+    """A member as an operator sees it; its first three fields may come from ``state.json``.
 
-    ``status`` is what became of it, line by line. ``asked_in`` has the earlier round whose request
-    a line is about, which has a line there already; ``None`` in all other lines. ``rejection`` is
-    the reason of the last round that did not count, ``share`` its share of all weight so far.
+    ``status`` and ``asked_in`` have one entry for each line of the member in ``clients.csv``.
+    ``status`` says what became of the member or its reply. ``asked_in`` is the earlier round whose
+    request a late reply answers, and ``None`` in all other lines. That earlier round has a line of
+    its own, so a request is counted where ``asked_in`` is ``None``.
+
+    ``rejection`` is the reason given in the last line that has one. ``share`` is the member's share
+    of all weight so far.
     """
 
     client_id: int
@@ -91,17 +96,17 @@ class WatchedMember(BaseModel):
 
     @property
     def label(self) -> str:
-        """What it is called."""
+        """What the member is called: its name, or words made from its ids."""
         return called(self.client_id, self.partition_id, self.name)
 
     @property
     def requests(self) -> int:
-        """How often it was asked."""
+        """How often the member was asked."""
         return self.asked_in.count(None)
 
     @property
     def misses(self) -> int:
-        """The rounds that it was asked in since its last accepted reply."""
+        """How often the member was asked since its last accepted reply."""
         misses = 0
         for status, asked_in in zip(reversed(self.status), reversed(self.asked_in), strict=True):
             if status == "accepted":
@@ -112,7 +117,7 @@ class WatchedMember(BaseModel):
 
 
 class Live(BaseModel):
-    """What ``state.json`` says (see :class:`~fedif_flower.run.live_state.LiveState`)."""
+    """The content of ``state.json`` (see :class:`~fedif_flower.run.live_state.LiveState`)."""
 
     time: float = 0.0
     phase: str = ""
@@ -130,9 +135,9 @@ class Live(BaseModel):
 
 
 def holds_run(folder: RunFolder) -> bool:
-    """Return whether a folder is a run's.
+    """Return whether a folder is that of a run.
 
-    Other measurements note their settings in ``config.json`` too; a run's have its name.
+    Other measurements write a ``config.json`` too; only that of a run has ``run-name``.
     """
     if folder.rounds.path.is_file() or folder.live.path.is_file():
         return True
@@ -141,23 +146,24 @@ def holds_run(folder: RunFolder) -> bool:
     try:
         return "run-name" in folder.config.read()
     except ConfigError:
-        return True  # Damaged: whoever asks for it is told.
+        return True  # The file is damaged. Whoever opens the run gets the error.
 
 
 class Watched:
-    """A run as an operator sees it, at a moment; its tables may be growing.
+    """A run as an operator sees it at one moment; the run may still be writing its tables.
 
     Parameters
     ----------
     folder : RunFolder
-        Of the run.
+        The run's folder.
     now : float, optional
-        The moment, in seconds since 1970; default: this one.
+        The moment, in seconds since 1970; default: the present.
 
     Raises
     ------
     ConfigError
-        Also when an attribute is read: if a file is not what a run writes, naming it.
+        If a file is not what a run writes; the message names the file. Some files are read only
+        when a property needs them, so reading a property may raise it too.
     """
 
     def __init__(self, folder: RunFolder, now: float | None = None) -> None:
@@ -182,7 +188,7 @@ class Watched:
 
     @property
     def num_rounds(self) -> int:
-        """How many rounds there are to be; without a run config, those that there are."""
+        """How many rounds the run will have; without a run config, how many it has so far."""
         planned = self.config.get("num-server-rounds")
         if isinstance(planned, int) and planned > 0:
             return planned
@@ -190,7 +196,11 @@ class Watched:
 
     @cached_property
     def state(self) -> Literal["running", "finished", "stopped", "failed"]:
-        """Whether it goes on: it does while it gives signs of life, or is about to begin."""
+        """Whether the run goes on or how it ended.
+
+        A run without a summary counts as running if its files were written recently, or if none of
+        them is there yet.
+        """
         if self.summary.get("last_round_failed"):
             return "failed"
         if self.summary:
@@ -201,7 +211,7 @@ class Watched:
             return "stopped"
         patience = SILENCE
         if not self.live.time and self.seconds_per_round is not None:
-            # Without state.json only its tables tell, once a round.
+            # Without state.json, the only signs of life are lines of tables, one a round.
             patience = max(SILENCE, 3 * self.seconds_per_round)
         if self.last_sign and self.now - self.last_sign >= patience:
             return "stopped"
@@ -209,12 +219,12 @@ class Watched:
 
     @property
     def is_running(self) -> bool:
-        """Whether it goes on."""
+        """Whether the run goes on."""
         return self.state == "running"
 
     @cached_property
     def seconds_per_round(self) -> float | None:
-        """The mean of the last rounds; ``None``: none is over."""
+        """The mean duration of the last 20 rounds, in seconds; ``None``: no round is over."""
         seconds = [seconds_of(row) for row in self.rounds if row["round"]]
         if not seconds:
             return None
@@ -222,19 +232,19 @@ class Watched:
 
     @property
     def end(self) -> float | None:
-        """When a running run may end, by its last rounds, in seconds since 1970."""
+        """The expected end, in seconds since 1970; ``None``: the run has ended or has no round."""
         if not self.is_running or self.seconds_per_round is None:
             return None
         seconds_left = (self.num_rounds - self.last_round) * self.seconds_per_round
         round_began = self.now
         if self.live.round > self.last_round:
             round_began = min(self.live.since, self.now)
-        # A round that takes longer than usual may end any time.
+        # If the present round takes longer than usual, the estimate lies in the past.
         return max(round_began + seconds_left, self.now)
 
     @property
     def figure(self) -> str:
-        """The last figure of the test split, in words."""
+        """The last figure of the test split, in words; empty: there is none."""
         for row in reversed(self.rounds):
             words = headline(row)
             if words:
@@ -243,29 +253,32 @@ class Watched:
 
     @property
     def contradicted_share(self) -> float | None:
-        """The share of held-out labels of which the last model is sure that they are others."""
+        """The share of held-out labels that the last model contradicts with high probability."""
         return last_contradicted(self.rounds, self.witness)
 
     @cached_property
     def provenance(self) -> Mapping[str, Any]:
-        """Where its results come from."""
+        """The content of ``provenance.json``; empty: there is none."""
         return _read(self.folder.provenance)
 
     @property
     def witness(self) -> str:
-        """The column of ``rounds.csv`` with that share, of the data that the run pays by."""
+        """The column of ``rounds.csv`` with :attr:`contradicted_share`.
+
+        It is about the held-out data that the run pays by.
+        """
         return witness_of(self.provenance)
 
     @cached_property
     def corrected_share(self) -> float:
-        """For which share of wrong labels the loss of these data is corrected."""
+        """The share of wrong labels for which the loss on these held-out data is corrected."""
         with refused_as(ConfigError, f"{self.folder.provenance.path} is not what a run writes"):
             record = self.provenance.get(examined_key(self.provenance), {})
             return float(record.get(NOISE, 0.0))
 
     @cached_property
     def members(self) -> list[WatchedMember]:
-        """Everybody known, who needs a look first."""
+        """All members in ``clients.csv`` or ``state.json``; those that need a look come first."""
         lines = _by_client(self.folder.clients, _LINES)
         contributions = _by_client(self.folder.attribution, {"contribution": ("double", "sum")})
         names = _by_client(self.folder.names, {"name": ("string", "last")})
@@ -285,7 +298,11 @@ class Watched:
             return sorted(members, key=_order_of)
 
     def _revoked(self, last_statuses: Mapping[int, str]) -> list[int]:
-        """Return whose registration has ended: by a reply, or as nobody was waiting for one."""
+        """Return the client ids of members whose registration has ended.
+
+        A run notices it by the reply of a member that it asked (``clients.csv``), or while the
+        member is not asked (``attendance.csv``).
+        """
         presences = _by_client(self.folder.attendance, {"presence": ("string", "last")})
         return [
             client_id
@@ -294,7 +311,7 @@ class Watched:
         ]
 
     def _states(self, last_statuses: Mapping[int, str]) -> dict[int, str]:
-        """Return what becomes of members in the present round, else their last status."""
+        """Return members' states by client id: in the present round, or their last status."""
         live = self.live
         present_round = max(self.last_round, live.round)
         left_out = {}
@@ -306,7 +323,7 @@ class Watched:
         if not self.is_running:
             return {**last_statuses, **left_out}
 
-        # A state that is set later says more, and takes the place of an earlier one.
+        # The order matters: a state that is set later tells more, and replaces an earlier one.
         states = dict(last_statuses)
         if live.online is not None:
             states.update(dict.fromkeys(last_statuses.keys() - live.online, "offline"))
@@ -323,7 +340,7 @@ class Watched:
 
 
 def _share_of(weight: float | None, total: float) -> float | None:
-    """Return a member's share of all weight; ``None`` where there is none to have shares of."""
+    """Return a member's share of all weight; ``None`` if the total is 0 or absurdly large."""
     if not 0 < total < 1e30:
         return None
     if weight is None:
@@ -332,26 +349,27 @@ def _share_of(weight: float | None, total: float) -> float | None:
 
 
 def _order_of(member: WatchedMember) -> tuple[int, int, str]:
-    """Return by what members are sorted: who needs a look comes first."""
+    """Return a key for sorting: first by state, then the most misses first, then by name."""
     return STATES.index(member.state), -member.misses, member.label
 
 
 def _read(file: JsonFile) -> dict[str, Any]:
-    """Return what a file says; empty where there is none."""
+    """Return the content of a JSON file; empty if the file does not exist."""
     if not file.path.exists():
         return {}
     return file.read()
 
 
 def seconds_of(row: Line) -> float:
-    """Return how long a whole round took."""
+    """Return how long a round took, in seconds: replies, aggregation and evaluation."""
     return math.fsum(row.get(name) or 0.0 for name in _SECONDS)
 
 
 def _by_client(table: Table, columns: Mapping[str, tuple[str, str]]) -> dict[int, Line]:
-    """Return columns of a table by client, whose lines are summed up.
+    """Return one line for each client of a table, by client id.
 
-    ``columns`` has each column's type, and how it is summed up.
+    ``columns`` has each column's type, and the PyArrow aggregation that makes one value of the
+    client's values: ``"sum"``, ``"last"`` or ``"list"``.
     """
     types = {"client_id": "uint64"}
     aggregations = []
@@ -361,6 +379,6 @@ def _by_client(table: Table, columns: Mapping[str, tuple[str, str]]) -> dict[int
     grouped = read_table(table.path, types).group_by("client_id", use_threads=False)
     lines: dict[int, Line] = {}
     for row in grouped.aggregate(aggregations).to_pylist():
-        # PyArrow calls the results "weight_sum" and so on.
+        # PyArrow names each result after its column and aggregation, such as "weight_sum".
         lines[row["client_id"]] = {name: row[f"{name}_{how}"] for name, how in aggregations}
     return lines
