@@ -1,12 +1,14 @@
 """Checkpoints: everything a run needs to continue after a crash, each file written atomically.
 
 A file is one line with the SHA-256 of the rest, then what ``torch.save`` writes; it is read back
-with ``weights_only=True``, so that nothing in it can run. No generator is kept: every random draw
-is a function of (purpose, seed, ids), the round among them, see :mod:`~fedif_flower.seeding`.
+with ``weights_only=True``, so that no code in it can run. No random generator is kept: every random
+draw is a function of (purpose, seed, ids), and ids include the round
+(see :mod:`~fedif_flower.seeding`).
 
-The lines of a run's tables lie beside the checkpoints, in one file that grows and is not written
-again. A checkpoint holds how many bytes of it are its own, and a hash of them. What lies behind
-them is of a checkpoint that was not completed, or of rounds that were given up: it is cut off.
+The lines of a run's tables lie beside the checkpoints in one file, the journal, which only grows. A
+checkpoint holds how many bytes at the journal's beginning belong to it, and a hash of them. Bytes
+behind those belong to a checkpoint that was not completed, or to rounds that were given up: the
+next checkpoint cuts them off.
 """
 
 from __future__ import annotations
@@ -32,26 +34,34 @@ from fedif_flower.storage import remove_leftovers, write_atomically, writing
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-KEPT = 2
+KEPT = 2  # Where the last checkpoint is damaged, the run goes on from the one before.
 JOURNAL = "records.jsonl"
-_MAGIC = b"fedif-flower checkpoint 4 sha256 "
+_MAGIC = b"fedif-flower checkpoint 4 sha256 "  # 4 is the version of the format.
 
 
 class _DamagedError(CheckpointError):
     """A file is damaged; an older checkpoint may be whole."""
 
 
-Lines = Mapping[str, Sequence[Mapping[str, Any]]]  # Of each table, in their order.
+Lines = Mapping[str, Sequence[Mapping[str, Any]]]  # By table, its lines in their order.
 
 
 class JournalEnd(NamedTuple):
-    """Where a checkpoint's lines end: after how many bytes, and the hash of a chain of batches."""
+    """Where a checkpoint's lines end in the journal.
+
+    Attributes
+    ----------
+    size : int
+        How many bytes the lines take.
+    sha256 : str
+        The hash of a chain: each batch of lines is hashed together with the hash of those before.
+    """
 
     size: int = 0
     sha256: str = ""
 
     def after(self, batch: bytes) -> JournalEnd:
-        """Return the end behind one more batch of lines."""
+        """Return the end of the lines once a batch is added to them."""
         digest = hashlib.sha256(self.sha256.encode() + batch).hexdigest()
         return JournalEnd(self.size + len(batch), digest)
 
@@ -63,21 +73,23 @@ class Checkpoint:
     Attributes
     ----------
     server_round : int
-        The last round that is part of it, >= 0.
+        The last round that is part of the checkpoint, >= 0.
     settings : dict
         Everything that can change a result; a run with other settings cannot go on from here.
     arrays : dict of str to Tensor
         The global model.
     way_back : dict of str to Tensor, optional
-        The model that it may yet be taken back to; ``None``: it has proved to work.
+        The earlier model to which the run returns if no round succeeds from ``arrays``; ``None``:
+        ``arrays`` has proved to work.
     strategy, records : dict
         State of the strategy and of the results
         (see :class:`~fedif_flower.server.rule.Stateful`).
     lines : dict of str to list of dict
-        The results' lines by table: all of them where it was read; to be saved, those since the
-        checkpoint that was saved or continued from last.
+        The lines of the run's tables, by table. A checkpoint that was read has all of them. One
+        that is to be saved has those since the last checkpoint that was saved or continued from.
     source : tuple of Path and JournalEnd, optional
-        Where it was read, and where its lines end in the file beside it.
+        The file that the checkpoint was read from, and where its lines end in the journal beside
+        it; ``None``: it was not read from a file.
     """
 
     server_round: int
@@ -98,19 +110,19 @@ class CheckpointFolder:
     folder : Path
         Created with the first checkpoint.
     settings : mapping
-        The run's own; see :class:`Checkpoint`.
+        The run's settings; see :class:`Checkpoint`.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.folder = folder
         self.settings = dict(settings)
-        # The last complete checkpoint's round and where its lines end. They change together: a
-        # signal may interrupt a save anywhere, and the next one begins where these two say.
+        # The last complete checkpoint's round, and where its lines end. Both change in one
+        # assignment: a signal may interrupt a save anywhere, and the next save begins from them.
         self._last = -1, JournalEnd()
 
     @property
     def last_round(self) -> int:
-        """The round of the last complete checkpoint, -1 where there is none."""
+        """The round of the last complete checkpoint; -1: there is none."""
         return self._last[0]
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -119,7 +131,8 @@ class CheckpointFolder:
         Raises
         ------
         CheckpointError
-            If it cannot be written, or not be read back; earlier ones are as they were.
+            If the checkpoint cannot be written, or could not be read back. Earlier checkpoints are
+            as they were.
         """
         _require_readable(checkpoint)
         path = file_of_round(self.folder, checkpoint.server_round)
@@ -147,13 +160,13 @@ class CheckpointFolder:
         Parameters
         ----------
         resume : str
-            ``""``: none. ``"auto"``: the folder's last, the one before it if that is damaged, none
-            if there are none. Anything else: a file's path.
+            ``""``: no checkpoint. ``"auto"``: the last checkpoint in the folder, or the one before
+            if the last is damaged; none if the folder has none. Anything else: a file's path.
 
         Raises
         ------
         CheckpointError
-            If it is damaged or of another configuration.
+            If the checkpoint is damaged, or if its run has another configuration.
         """
         if not resume:
             return None
@@ -180,12 +193,12 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def go_on(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint that was read; remove what does not lead up to it.
+        """Continue from a checkpoint that was read; remove checkpoints that do not lead up to it.
 
         Raises
         ------
         CheckpointError
-            If its lines cannot be copied into this folder.
+            If the checkpoint's lines cannot be copied into this folder.
         """
         assert checkpoint.source is not None
         path, end = checkpoint.source
@@ -206,12 +219,12 @@ class CheckpointFolder:
             raise CheckpointError(str(error)) from error
 
     def _remove_leftovers(self) -> None:
-        """Remove what a killed process was writing."""
+        """Remove half-written files that a killed process left."""
         for name in ("round-*", JOURNAL):
             remove_leftovers(self.folder / name)
 
     def _checked(self, path: Path) -> Checkpoint:
-        """Return the checkpoint in a file, which must have this run's settings."""
+        """Return the checkpoint in a file; raise CheckpointError if its settings are not ours."""
         checkpoint = read_checkpoint(path)
         differences = _differences(checkpoint.settings, self.settings)
         if differences:
@@ -220,7 +233,7 @@ class CheckpointFolder:
 
 
 def lies_in(folder: Path, path: str | Path) -> bool:
-    """Tell whether a file is one of a folder's own; an empty path is that of none."""
+    """Whether a file lies directly in a folder; an empty path does not."""
     if not str(path):
         return False
     return Path(path).expanduser().parent.resolve() == folder.resolve()
@@ -232,9 +245,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
     Raises
     ------
     CheckpointError
-        If it cannot be read, or is not exactly what was written.
+        If the file cannot be read, or is not exactly what was written.
     MemoryError
-        If there is too little memory for it.
+        If there is too little memory for the checkpoint.
     """
     try:
         header, _, body = path.read_bytes().partition(b"\n")
@@ -246,9 +259,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
         return Checkpoint(**content, lines=lines, source=(path, end))
     except MemoryError:
         raise
-    except Exception as error:  # a file that was made by hand can hold anything
+    except Exception as error:  # A file that was made by hand can hold anything.
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            # It may be whole: nothing older takes its place, and nobody is told to remove it.
+            # The file may be whole, so it is not called damaged: no older checkpoint takes its
+            # place, and the user is not advised to remove it.
             raise CheckpointError(f"the checkpoint {path} cannot be read: {error}") from error
         raise _DamagedError(
             f"the checkpoint {path} is damaged, or of another version: {error!s:.200}"
@@ -256,7 +270,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 def _require_readable(checkpoint: Checkpoint) -> None:
-    """Raise CheckpointError, naming the part, for what nobody could read back."""
+    """Raise CheckpointError, naming the value, if the checkpoint could not be read back."""
     for part in ("settings", "strategy", "records"):
         unreadable = unreadable_in(getattr(checkpoint, part))
         if unreadable is not None:
@@ -268,7 +282,7 @@ def _require_readable(checkpoint: Checkpoint) -> None:
 
 
 def _file_content(checkpoint: Checkpoint, end: JournalEnd) -> bytes:
-    """Return the bytes of a checkpoint's file; its lines are in the journal, up to ``end``."""
+    """Return the bytes of a checkpoint's file; the lines are in the journal, up to ``end``."""
     content = dict(vars(checkpoint))
     del content["source"]
     content["lines"] = end._asdict()
@@ -279,21 +293,29 @@ def _file_content(checkpoint: Checkpoint, end: JournalEnd) -> bytes:
 
 
 def append_lines(path: Path, lines: Lines, end: JournalEnd) -> JournalEnd:
-    """Write a batch of lines behind those that a complete checkpoint has; return where they end.
+    """Write a batch of lines to the journal, as one JSON object on a line; return where it ends.
 
-    A batch is one JSON object on a line of its own. The file's folder exists.
+    Parameters
+    ----------
+    path : Path
+        The journal; its folder exists.
+    lines : mapping of str to sequence of mapping
+        The lines, by table; if there are none, nothing is written.
+    end : JournalEnd
+        Where the last complete checkpoint's lines end. The batch goes there; what the file has
+        behind is cut off.
 
     Raises
     ------
     StorageError
-        If they cannot be written.
+        If the batch cannot be written.
     """
     if not any(lines.values()):
         return end
     batch = json.dumps(lines).encode() + b"\n"
     mode = "r+b" if path.exists() else "xb"
     with writing(path), path.open(mode) as file:
-        # What lies behind was never part of a complete checkpoint.
+        # The bytes behind were never part of a complete checkpoint that counts.
         file.truncate(end.size)
         file.seek(end.size)
         file.write(batch)
@@ -303,12 +325,12 @@ def append_lines(path: Path, lines: Lines, end: JournalEnd) -> JournalEnd:
 
 
 def read_lines(path: Path, end: JournalEnd) -> dict[str, list[dict[str, Any]]]:
-    """Return the lines up to a checkpoint's, by table.
+    """Return the lines in a journal up to the end that a checkpoint names, by table.
 
     Raises
     ------
     OSError, ValueError
-        If they are not there as they were written.
+        If the lines are not there as they were written.
     """
     tables: dict[str, list[dict[str, Any]]] = {}
     if not end.size:
@@ -328,7 +350,7 @@ def read_lines(path: Path, end: JournalEnd) -> dict[str, list[dict[str, Any]]]:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    """Return in words which settings of a checkpoint differ from a run's, by key."""
+    """Return in words how a checkpoint's settings differ from a run's, one text for each key."""
     differences = []
     for key in sorted(theirs.keys() | ours.keys()):
         if theirs.get(key) != ours.get(key):
@@ -339,7 +361,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
-    """Return a setting's value; those of sections that are not there are defaults."""
+    """Return a setting's value in words; a setting that is not recorded has its default."""
     if key not in settings:
         return "its default"
     return repr(settings[key])

@@ -1,9 +1,9 @@
 """Run config: every setting of one federation, parsed once, checked completely, then immutable.
 
-The settings are declared in the rooms that use them; this file adds a run's own, with those of its
-own parts, and reads them all from Flower's run config. ``fedif_flower.run.reference`` writes their
-defaults into ``pyproject.toml``, where ``flwr run`` looks for them, and their meaning into the
-documentation.
+Settings are declared beside the code that uses them. This file adds the settings of the run itself
+and reads all of them, with the sections of the run's parts, from Flower's run config.
+``fedif_flower.run.reference`` writes their defaults into ``pyproject.toml``, where ``flwr run``
+looks for them, and their meaning into the documentation.
 """
 
 from __future__ import annotations
@@ -41,24 +41,27 @@ from fedif_flower.strategies.config import (
 )
 from fedif_flower.tasks.config import IMAGES
 
-# Settings of the built-in task, which another task does not read.
+# Settings of the built-in task; no other task reads them.
 IMAGE_FIELDS = ("dataset", "normalization", "model", "dirichlet_alpha")
 IMAGE_KEYS = tuple(name.replace("_", "-") for name in IMAGE_FIELDS)
 
-OWN_SETTINGS = "own-settings"
+OWN_SETTINGS = "own-settings"  # The key whose text holds settings of a user's own classes.
 
 
 class ConfiguredPart:
-    """What a run config asks of a part of a run (:class:`~fedif_flower.run.part.RunPart`)."""
+    """The methods of a run's part that a run config calls while it is read.
+
+    :class:`~fedif_flower.run.part.RunPart` adds those that the run itself calls.
+    """
 
     settings: ClassVar[type[Settings] | None] = None
 
     def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:  # noqa: ARG002
-        """Return what keys of the run config that are ``"auto"`` stand for with this part."""
+        """Return, by key, what ``"auto"`` stands for in a run that has this part."""
         return {}
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for settings that it cannot stand beside; nothing was loaded yet."""
+        """Raise ConfigError if the run's settings rule this part out; nothing is loaded yet."""
 
 
 class RunConfig(ClientConfig, StrategyConfig):
@@ -135,21 +138,22 @@ class RunConfig(ClientConfig, StrategyConfig):
     ) -> Self:
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
-        ``num-clients = "auto"`` becomes its default: whoever calls this simulates so many. A
-        ServerApp counts its nodes first, see :func:`~fedif_flower.run.preflight.read_config`.
+        ``num-clients = "auto"`` becomes its default, since the caller simulates that many clients.
+        A ServerApp counts its nodes first, see :func:`~fedif_flower.run.preflight.read_config`.
 
         Parameters
         ----------
         run_config : mapping of str to bool, int, float or str
             Values by key; a key that is not there has its default.
         parts : sequence of RunPart, optional
-            What the run can have beside its records; ``None``: sections are those of the
-            library's own parts, and what does not fit them is found when the run begins.
+            The parts that the run can have: their sections are allowed, and their checks are made.
+            ``None``: the sections of the library's own parts are allowed, and the parts' checks are
+            left to :func:`~fedif_flower.run.federation.run_federation`.
 
         Raises
         ------
         ConfigError
-            Naming the key, its value and what is allowed.
+            If a setting is wrong; the error names the key, its value and what is allowed.
         """
         values: dict[str, Any] = {**cls.defaults(), **with_own_settings(run_config)}
         for part in parts or ():
@@ -169,11 +173,11 @@ class RunConfig(ClientConfig, StrategyConfig):
     def from_flower(
         cls, run_config: Mapping[str, Scalar], parts: Sequence[ConfiguredPart] | None = None
     ) -> Self:
-        """Parse the run config that a ServerApp is handed: all keys that its app lists.
+        """Parse the run config that Flower hands to a ServerApp.
 
-        Flower takes no others on its command line. So a key of a part that is not there may be
-        nobody's wish: it is passed over where its value is off. What ``own-settings`` holds was
-        written down.
+        It has all keys that the app's ``pyproject.toml`` lists, whether the user has set them or
+        not. So a key of a part that the app lacks is ignored if its value means "off". Settings in
+        ``own-settings`` are not ignored, since the user wrote them.
 
         Parameters
         ----------
@@ -183,7 +187,7 @@ class RunConfig(ClientConfig, StrategyConfig):
         Raises
         ------
         ConfigError
-            Naming the key, its value and what is allowed.
+            If a setting is wrong; the error names the key, its value and what is allowed.
         """
         sections = _named_sections(run_config, parts or ())
         sections |= {kind.section_name() for kind in OWN_SECTIONS}
@@ -195,19 +199,20 @@ class RunConfig(ClientConfig, StrategyConfig):
                 off.append(key)
         wanted = {key: value for key, value in run_config.items() if key not in off}
         config = cls.from_run_config(wanted, parts)
+        # An ignored key may be a slip for a key that this app does have.
         for key in off:
             config._refuse_slip(key)
         return config
 
     @classmethod
     def _automatic(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what keys that are ``"auto"`` stand for, beside these values."""
-        # What is no name at all is an error of its key, too.
+        """Return, by key, what ``"auto"`` stands for where the other settings have these values."""
+        # A value that is no string is refused later, as an error of its own key.
         strategy = str(values["strategy"])
         dataset = str(values["dataset"])
         share = values["malicious-fraction"]
         if not (isinstance(share, int | float) and 0 <= share <= 1):
-            # One that is not allowed is an error of the key that was set.
+            # A share that is not allowed is refused later, as an error of malicious-fraction.
             share = cls.model_fields["assumed_malicious_fraction"].default
         learning_rate = 0.001
         if dataset == "digits":
@@ -222,19 +227,19 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @classmethod
     def of_records(cls, settings: Mapping[str, Scalar], where: str = "") -> Self:
-        """Read the settings that a run's records have; sections of others' parts are left out.
+        """Read the settings in a run's records, without sections that the library does not know.
 
         Parameters
         ----------
         settings : mapping of str to bool, int, float or str
-            What the records hold.
+            The settings in the records, by key.
         where : str
-            The file that holds them, for errors; empty: it needs no name.
+            The file that holds them, for errors; empty: errors name no file.
 
         Raises
         ------
         ConfigError
-            Naming the file, the key, its value and what is allowed.
+            If a setting is wrong; the error names the file, the key, its value and what is allowed.
         """
         sections = set(cls.sections())
         sections |= {kind.section_name() for kind in OWN_SECTIONS}
@@ -250,7 +255,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             raise ConfigError(f"{where}: {error}") from error
 
     def require_heard(self, parts: Sequence[ConfiguredPart]) -> None:
-        """Raise ConfigError for a key that is set, of a section that none of these parts has."""
+        """Raise ConfigError if a key is set in a section that none of these parts has."""
         heard = [part.settings for part in parts]
         for section in self._free_sections:
             if section in heard:
@@ -260,7 +265,7 @@ class RunConfig(ClientConfig, StrategyConfig):
                     raise ConfigError(_not_heard(key, self._in_sections[key]))
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:
-        """Refuse a key of a section that no part has, but for defaults of the library's own."""
+        """Refuse a key of a section that no part has; the library's own may have their defaults."""
         defaults = own_defaults()
         if key not in defaults:
             self._refuse_slip(key)
@@ -268,14 +273,14 @@ class RunConfig(ClientConfig, StrategyConfig):
             raise ConfigError(_not_heard(key, value))
 
     def _refuse_slip(self, key: str) -> None:
-        """Refuse a key that reads like one that there is: whoever wrote it meant that one."""
+        """Refuse a key that is spelled much like a known key, which the user has probably meant."""
         known = list(self.defaults())
         for kind in (*OWN_SECTIONS, *self._free_sections):
             known += kind.key_names()
         similar = alike(key, known)
         section, _, setting_name = key.partition(".")
         for field, registry in self.registries.items():
-            # What is one's own is not imported here, so that its settings are not known yet.
+            # A user's own class is not imported here: only the name of its section is known.
             name = getattr(self, field)
             if registry.is_own(name) and alike(section, [section_name(name)]):
                 similar.append(f"{section_name(name)}.{setting_name}")
@@ -284,13 +289,13 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @property
     def pace(self) -> PaceSettings:
-        """How long its rounds wait."""
+        """The settings of how long rounds wait for replies."""
         return self.section(PaceSettings)
 
     @property
     def auto_name(self) -> str:
         """What ``run-name = "auto"`` stands for: strategy, data, attack, a hash of the settings."""
-        # Names of a user's own, such as module:object, may have what no folder's name has.
+        # A user's own name, such as module:object, may have characters that no folder may have.
         words = (self.strategy, self.subject, self.attack)
         name = "-".join(re.sub(r"[^\w.-]+", "-", word) for word in words)
         return f"{name}-{self.digest()[:8]}"
@@ -310,37 +315,40 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @property
     def subject(self) -> str:
-        """What it is about, as results call it: the data set, or the task."""
+        """What the run is about, as results call it: the data set, or the task."""
         return subject_of(self.to_mapping())
 
     @property
     def share_at_work(self) -> float:
-        """The share C of the clients that a round asks; in buffered rounds all of them."""
+        """The share C of the clients that a round asks, before ``pace.ask-more``; buffered: 1."""
         if self.pace.is_buffered:
             return 1.0
         return self.fraction_train
 
     @property
     def num_drawn(self) -> int:
-        """How many clients a round asks; the paper's m = max(C * K, 1), if no more are asked."""
+        """How many of the K clients a round asks: the paper's m = max(C * K, 1).
+
+        With ``pace.ask-more`` a round asks that many times as many.
+        """
         return self.num_drawn_of(self.num_clients)
 
     def num_drawn_of(self, num_clients: int) -> int:
-        """Return how many a round would ask of so many clients."""
+        """Return how many clients a round would ask if there were ``num_clients``."""
         return self.pace.pace().num_drawn(num_clients, self.share_at_work, 1)
 
     @property
     def fewest_replies(self) -> int:
-        """With how few usable replies a round may close before its time is over."""
+        """The number of usable replies with which a round may close before its time is over."""
         return self.pace.pace().fewest_replies(self.num_drawn)
 
     @property
     def most_replies(self) -> int:
-        """How many replies a round takes in at most."""
+        """The largest number of replies that a round takes in."""
         return self.pace.pace().most_replies(self.num_drawn, self.num_clients)
 
     def _require_reachable(self) -> None:
-        """Raise ConfigError where a round is to close with more replies than clients are asked."""
+        """Raise ConfigError if a round needs more replies to close than clients are asked."""
         pace = self.pace
         drawn = self.num_drawn
         if pace.is_buffered:
@@ -355,7 +363,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @property
     def closes_by(self) -> str:
-        """The setting that says with how few replies a round may close, with its value."""
+        """The setting that decides with how many replies a round may close, with its value."""
         pace = self.pace
         if pace.is_buffered:
             return f"pace.buffer-size = {pace.buffer_size}"
@@ -365,7 +373,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @property
     def run_dir(self) -> Path:
-        """Where this run writes its results, absolute."""
+        """The folder that this run writes its results to, absolute."""
         return Path(self.output_dir).expanduser().absolute() / self.run_name
 
     def identity(self) -> dict[str, Scalar]:
@@ -383,17 +391,18 @@ class RunConfig(ClientConfig, StrategyConfig):
 
 
 def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return a run config with those settings that ``own-settings`` holds, under their own keys.
+    """Return a run config in which each setting in ``own-settings`` has a key of its own.
 
     Raises
     ------
     ConfigError
-        If the text is no list of pairs, or has a key that is given, or that has no section.
+        If the text is no list of ``KEY=VALUE`` pairs, or a key in it has no section or is also set
+        outside of the text.
     """
     values = dict(run_config)
     text = values.get(OWN_SETTINGS)
     if not isinstance(text, str) or not text:
-        return values  # What is no text is refused where it is checked.
+        return values  # A value that is no text is refused when the settings are checked.
     values[OWN_SETTINGS] = ""
     try:
         own_settings = parse_overrides(text)
@@ -409,9 +418,17 @@ def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def with_hyphens(
     settings: Mapping[str, Scalar], parts: Sequence[ConfiguredPart] = ()
 ) -> dict[str, Scalar]:
-    """Return settings by run-config key, where Python's keywords have underscores.
+    """Return settings by run-config key, given settings by Python keyword.
 
-    A section of a chosen name, or of a part, keeps its own underscores: a function's name has some.
+    Underscores become hyphens, except in the name of a section that belongs to a part or to an
+    entry that the settings choose: such a section may be named like a function.
+
+    Parameters
+    ----------
+    settings : mapping of str to bool, int, float or str
+        Values by keyword, such as ``num_clients``.
+    parts : sequence of RunPart
+        The parts of the run, whose sections are known by name.
     """
     sections = _named_sections(settings, parts)
     values = {}
@@ -424,7 +441,10 @@ def with_hyphens(
 
 
 def _named_sections(settings: Mapping[str, Scalar], parts: Sequence[ConfiguredPart]) -> set[str]:
-    """Return the sections of parts, and of what settings name, under keys or keywords."""
+    """Return the sections of parts, and those of the entries that settings choose by name.
+
+    ``settings`` have either run-config keys or Python keywords.
+    """
     sections = {part.settings.section_name() for part in parts if part.settings}
     for field, registry in RunConfig.registries.items():
         chosen = settings.get(registry.key, settings.get(field, ""))
@@ -437,21 +457,21 @@ def subject_of(settings: Mapping[str, Scalar]) -> str:
     task = str(settings.get("task", IMAGES))
     if task == IMAGES:
         return str(settings.get("dataset", "?"))
-    return task.rpartition(":")[2]  # The object's name in module:object.
+    return task.rpartition(":")[2]  # Of module:object, the object's name.
 
 
 def _resolved(values: Mapping[str, Any], automatic: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what ``"auto"`` stands for, under keys that are ``"auto"`` or that nobody has set."""
+    """Return the ``automatic`` values for keys that are ``"auto"`` or missing in ``values``."""
     return {key: value for key, value in automatic.items() if values.get(key, AUTO) == AUTO}
 
 
 def _is_foreign(key: str, sections: Collection[str]) -> bool:
-    """Tell whether a key has a section, and that is none of these."""
+    """Whether a key has a section, and the section is none of these."""
     section, dot, _ = key.partition(".")
     return bool(dot) and section not in sections
 
 
 def _not_heard(key: str, value: Scalar) -> str:
-    """Return that nothing of this app reads a key of a section."""
+    """Return the error message for a key whose section no part of this app has."""
     section = key.partition(".")[0]
     return f"{key} = {value!r}: this app has no part with a section [{section}]"

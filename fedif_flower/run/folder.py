@@ -44,8 +44,9 @@ from fedif_flower.valuation.noise_profile import Suspect
 _LOCK = ".run.lock"
 _MEMBER = ("round", "partition_id", "client_id")
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
-HELD_OUT_KEY = "held_out"  # In provenance and checkpoints: what was found before round 1.
-# What a new model is measured by; a task's metrics have columns of their own behind.
+HELD_OUT_KEY = "held_out"  # In provenance and checkpoints: the examination of the held-out set.
+# The columns of rounds.csv in which each new model is measured; those of a task's own metrics
+# come after them.
 MEASURED = (
     "test_accuracy",
     "test_loss",
@@ -86,10 +87,11 @@ _SIGNATURE = (
 )
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 _HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
-_NUM_SKETCHED = 256  # Columns of the sketch of what a member's updates have of their own.
+_NUM_SKETCHED = 256  # Columns of the sketch of a member's updates in own_parts.csv.
 _ROUND_FILE = re.compile(r"round-(\d{6,})\.pt")
-_KEPT_FILE = re.compile(r"(?:round-(\d{6,})\.pt|sent-(\d{6,})\.npz)")  # An update, a signed reply.
-_ATTEMPT = "attempt"  # Of a run, put aside in its folder: attempt-1, attempt-2 ...
+# A round's kept updates, or its signed replies.
+_KEPT_FILE = re.compile(r"(?:round-(\d{6,})\.pt|sent-(\d{6,})\.npz)")
+_ATTEMPT = "attempt"  # Earlier attempts are put aside in the run's folder: attempt-1, attempt-2 ...
 
 
 class RunFolder:
@@ -104,12 +106,12 @@ class RunFolder:
     ----------
     config, provenance, summary : JsonFile
         The settings; hashes of what the result depends on; the result in a few figures. The summary
-        is written last: where there is one, the run is complete.
+        is written last: a run that has one is complete.
     rounds, clients : Table
         A line for each round (:class:`~fedif_flower.server.record.Round`), and for each
         client in it.
     attendance : Table
-        A line wherever a member came, left or was paused, what it is until its next line.
+        A line whenever a member came, left or was paused; it holds until the member's next line.
     attribution, attributed_rounds : Table
         What each client contributed to each round, and what the round gained.
     quarantine, names : Table
@@ -119,15 +121,26 @@ class RunFolder:
     signatures : Table
         What members signed of their updates: digests, keys and signatures, in hex.
     receipts, round_heads : Table
-        The leaves of the chain that members have receipts of, and its heads; bytes in hex.
+        A chain of hashes over the rounds, for which members hold receipts: its leaves and its
+        heads, with bytes in hex.
     own_parts : Table
-        A sketch of what each member's updates have of their own, summed over rounds.
+        For each member, a sketch of how the directions of its updates differ from the mean
+        direction, summed over rounds.
     masking : JsonFile
         Who kept the masks of a masked run.
+    model, unlearned : Path
+        The last global model, and the same after a backdoor was unlearned.
     pictures : dict of str to Path
-        What is drawn of it, by name.
+        The pictures of the run, by name.
+    report : Path
+        The report, in Markdown.
+    checkpoints, updates, statement : Path
+        Folders: checkpoints; the updates of each round, where they are kept; the statement of what
+        members contributed.
+    undelivered : JsonFile
+        Which members have yet to get their page of the statement.
     live : JsonFile
-        What the run is doing now (:class:`~fedif_flower.run.live_state.LiveState`); no result.
+        What the run is doing now (:class:`~fedif_flower.run.live_state.LiveState`); not a result.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -165,7 +178,7 @@ class RunFolder:
         self.live = JsonFile(self.path / "state.json")
 
     def _result(self, name: str) -> Path:
-        """Return where a file lies that a run writes, and a new run in the same place removes."""
+        """Return the path of a file that a run writes, and that a new run in the folder removes."""
         path = self.path / name
         self._results.append(path)
         return path
@@ -175,24 +188,32 @@ class RunFolder:
         return Table(self._result(f"{name}.csv"), columns)
 
     def begin(self, stay: Collection[Path] = (), last_round: int = 0) -> None:
-        """Make the folder, and remove an earlier run's files, but for those that ``stay``.
+        """Make the folder, and remove the files of an earlier run.
 
-        Its statement is kept under another name: members may have been sent it. Of the updates that
-        it kept, those up to ``last_round`` stay: whether the new run keeps any or not, a statement
-        would take the others for its own.
+        The earlier run's statement is renamed, since members may have been sent it. Its kept
+        updates of rounds after ``last_round`` are removed even if the new run keeps no updates: a
+        statement of the new run would take them for its own.
+
+        Parameters
+        ----------
+        stay : collection of Path
+            Files that are not removed.
+        last_round : int
+            The last round of the earlier run that still counts; 0: none does.
         """
         make_folder(self.path)
         for path in (*self._results, self.live.path):
             remove_leftovers(path)
             if path not in stay:
                 path.unlink(missing_ok=True)
+        # These stay; only half-written copies of them, which a killed process left, are removed.
         for path in (self.statement, self.undelivered.path, self.path / f"{_ATTEMPT}-*"):
             remove_leftovers(path)
         self._remove_updates(after=last_round)
         set_aside(self.statement)
 
     def _remove_updates(self, after: int) -> None:
-        """Remove the updates, and the signed replies, that were kept of rounds after one."""
+        """Remove the kept updates and signed replies of all rounds later than ``after``."""
         with writing(self.updates):
             for kind in ("round-*", "sent-*"):
                 remove_leftovers(self.updates / kind)
@@ -202,19 +223,20 @@ class RunFolder:
                     path.unlink()
 
     def keep_attempt(self) -> Path | None:
-        """Copy what an attempt left into a folder of its own, before another one begins here.
+        """Copy an earlier attempt's results into a folder of their own, before another one begins.
 
-        Members have signatures, receipts and perhaps a statement of these very records.
+        The records are kept because members hold signatures, receipts and perhaps a statement that
+        refer to them.
 
         Returns
         -------
         Path, optional
-            ``attempt-1`` (``-2`` ...) in the run's folder; ``None``: there was nothing.
+            ``attempt-1`` (``-2`` ...) in the run's folder; ``None``: there were no results.
 
         Raises
         ------
         StorageError
-            If the disk takes no more.
+            If the copies cannot be written, since the disk is full, for example.
         """
         paths = self._results_there()
         if not paths:
@@ -227,10 +249,12 @@ class RunFolder:
                     place = fresh / path.relative_to(self.path)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     if path.parent == self.updates:
-                        _link_or_copy(path, place)  # Large, and never written a second time.
+                        # Files of updates are large, and never written a second time.
+                        _link_or_copy(path, place)
                     else:
                         shutil.copy2(path, place)
-                sync_folder(fresh)  # The next attempt removes what was copied.
+                # The next attempt removes the originals: first the copies have to be on the disk.
+                sync_folder(fresh)
                 fresh.replace(target)
                 sync_directory(self.path)
         finally:
@@ -238,42 +262,42 @@ class RunFolder:
         return target
 
     def _free_attempt(self) -> Path:
-        """Return the first of ``attempt-1``, ``-2`` ... that is not there."""
+        """Return the first path among ``attempt-1``, ``attempt-2`` ... that is not in use."""
         number = 1
         while (self.path / f"{_ATTEMPT}-{number}").exists():
             number += 1
         return self.path / f"{_ATTEMPT}-{number}"
 
     def attempts_put_aside(self) -> list[RunFolder]:
-        """Return what :meth:`keep_attempt` left here, as folders of their own."""
+        """Return the folders that :meth:`keep_attempt` has made in this one."""
         return [RunFolder(path) for path in sorted(self.path.glob(f"{_ATTEMPT}-*"))]
 
     def holds_run(self) -> bool:
-        """Tell whether a run has begun to write its tables here."""
+        """Whether a run has begun to write its tables here."""
         return self.rounds.path.is_file()
 
     def is_put_aside(self) -> bool:
-        """Tell whether it is what :meth:`keep_attempt` left in a run's folder: it counts no more.
+        """Whether this folder was made by :meth:`keep_attempt`, so that it is no run that counts.
 
-        Beside no run's files, a folder of such a name is a run of its own.
+        It lies in a run's folder then. Elsewhere, a folder with such a name is a run of its own.
         """
         if not re.fullmatch(rf"{_ATTEMPT}-\d+", self.path.name):
             return False
         return RunFolder(self.path.parent).holds_run()
 
     def _results_there(self) -> list[Path]:
-        """Return the results that are there: files of the folder, then those of kept updates."""
+        """Return the results that exist: first the folder's own files, then the kept updates."""
         paths = [path for path in self._results if path.is_file()]
-        paths += sorted(self.updates.glob("[rs]*"))  # round-000001.pt, and signed replies.
+        paths += sorted(self.updates.glob("[rs]*"))  # round-000001.pt, sent-000001.npz
         return paths
 
     def last_round(self) -> int:
-        """Return the last round that has a line; 0: none has.
+        """Return the last round that has a line in ``rounds.csv``; 0: there is none.
 
         Raises
         ------
         ConfigError
-            If the table of rounds is no run's.
+            If ``rounds.csv`` is not a table of a run.
         """
         rows = self.rounds.read()
         if rows and "round" not in rows[0]:
@@ -288,14 +312,14 @@ class RunFolder:
         return last
 
     def settings(self) -> dict[str, Any]:
-        """Return the run's settings by their keys.
+        """Return the run's settings by run-config key.
 
-        An app of its own has no run config: there are only the few that its objects tell.
+        A run without a run config has only the few settings that its strategy and attribution show.
 
         Raises
         ------
         FileNotFoundError
-            If there are none.
+            If the folder has no settings.
         """
         if self.provenance.path.is_file() and not self.config.path.is_file():
             settings = self.provenance.read().get(SETTINGS_KEY)
@@ -304,7 +328,7 @@ class RunFolder:
         return self.config.read()
 
     def is_complete(self) -> bool:
-        """Tell whether the run came to its end."""
+        """Whether the run came to its end, where its summary is written."""
         try:
             self.summary.read()
         except (OSError, ConfigError):
@@ -312,14 +336,14 @@ class RunFolder:
         return True
 
     def results(self) -> list[str]:
-        """Return the results that are there, by path below the folder.
+        """Return the results that exist, as paths relative to the folder.
 
-        Locks and checkpoints are none.
+        Locks and checkpoints are no results.
         """
         return [path.relative_to(self.path).as_posix() for path in self._results_there()]
 
     def tables(self) -> list[Path]:
-        """Return where its tables lie, there or not."""
+        """Return the paths of the run's tables, whether the files exist or not."""
         return [path for path in self._results if path.suffix == ".csv"]
 
     def begin_attribution(
@@ -327,7 +351,8 @@ class RunFolder:
     ) -> None:
         """Begin both tables of the attribution, with a column for each class and each block.
 
-        ``has_noise_ends``: also for contributions at both ends of the share of wrong labels.
+        With ``has_noise_ends`` there are also columns for contributions at the lowest and the
+        highest share of wrong labels that the held-out set may have.
         """
         columns = split_columns(num_classes, num_blocks, has_noise_ends=has_noise_ends)
         self.attribution.begin(columns)
@@ -336,14 +361,14 @@ class RunFolder:
     def add_attribution(self, attribution: RoundAttribution) -> None:
         """Write a round's attribution.
 
-        The round's own line comes last: where there is one, the clients' lines are complete.
+        The round's own line comes last: it tells a reader that the clients' lines are complete.
         """
         self.attribution.append(client_lines(attribution))
         self.attributed_rounds.append([round_line(attribution)])
 
 
 def _link_or_copy(path: Path, place: Path) -> None:
-    """Give a file a second name; where the disk knows no such thing, copy it."""
+    """Make a hard link to a file; copy it if the file system has no hard links."""
     try:
         os.link(path, place)
     except OSError:
@@ -351,12 +376,12 @@ def _link_or_copy(path: Path, place: Path) -> None:
 
 
 def file_of_round(folder: Path, server_round: int) -> Path:
-    """Return where a folder of checkpoints or updates holds what is of one round."""
+    """Return the path of a round's file in a folder of checkpoints or updates."""
     return folder / f"round-{server_round:06d}.pt"
 
 
 def files_of_rounds(folder: Path) -> dict[int, Path]:
-    """Return a folder's files by round, in order; other files there are left out."""
+    """Return the files of rounds in a folder, by round and in order; other files are left out."""
     if not folder.is_dir():
         return {}
     paths: dict[int, Path] = {}
@@ -368,14 +393,14 @@ def files_of_rounds(folder: Path) -> dict[int, Path]:
 
 
 def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
-    """Write what ``torch.load`` reads again with ``weights_only``, whole or not at all."""
+    """Write a file that ``torch.load(weights_only=True)`` reads, whole or not at all."""
     buffer = BytesIO()
     torch.save(dict(content), buffer)
     write_atomically(path, buffer.getvalue())
 
 
 def is_held(run_dir: Path) -> bool:
-    """Tell whether a run's directory is held now, as by :func:`hold_directory`."""
+    """Whether a process holds a run's directory now, by :func:`hold_directory`."""
     if not (run_dir / _LOCK).is_file():
         return False
     try:
@@ -383,7 +408,7 @@ def is_held(run_dir: Path) -> bool:
             return False
     except StorageError:
         return True
-    except ConfigError:  # It cannot be written to: who begins a run there is told why.
+    except ConfigError:  # It cannot be written to. A run that begins there raises this error.
         return False
 
 
@@ -391,25 +416,27 @@ def is_held(run_dir: Path) -> bool:
 def hold_directory(
     run_dir: Path, *, setting: str = "", remedy: str = "set another run-name"
 ) -> Iterator[None]:
-    """Hold a run's directory alone; a killed process releases it.
+    """Hold a run's directory, so that no other run writes to it.
 
-    One that was made here, and in which nothing was written, is removed at the end.
+    The directory is released even if the process is killed. A directory that was made here is
+    removed at the end if nothing was written to it.
 
     Parameters
     ----------
     run_dir : Path
         The directory; it is made if it is not there.
     setting : str
-        Name and value of what the user set it by; empty: ``output-dir``.
+        The setting by which the user chose the directory, with its value, for errors; empty:
+        ``output-dir``.
     remedy : str
-        What to do where it is held, beside waiting.
+        What the user can do, beside waiting, where another run holds the directory.
 
     Raises
     ------
     StorageError
-        If another run holds it, naming that one's process, host and start.
+        If another run holds the directory; the error names its process, its host and its start.
     ConfigError
-        If it cannot be made or written to.
+        If the directory cannot be made or written to.
     """
     lock_path = run_dir / _LOCK
     lock = FileLock(lock_path)
@@ -424,7 +451,7 @@ def hold_directory(
         who = ""
         if holder.is_file():
             who = holder.read_text()
-        if not who:  # It has the lock, and has not yet said who it is.
+        if not who:  # The other run has the lock, but has not yet written who it is.
             who = "another run"
         raise StorageError(f"{run_dir} is in use by {who}: wait for its end, or {remedy}") from None
     except OSError as error:
@@ -434,7 +461,7 @@ def hold_directory(
     try:
         yield
     finally:
-        # Where the disk went read-only meanwhile, what the run itself could not write counts.
+        # If the disk became read-only meanwhile, the error of the run's own writing is to be seen.
         with suppress(OSError):
             holder.unlink(missing_ok=True)
             if is_new and list(run_dir.iterdir()) == [lock_path]:

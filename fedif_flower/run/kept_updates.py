@@ -28,23 +28,24 @@ logger = logging.getLogger(__name__)
 
 
 class KeepUpdates(RunPart):
-    """``updates.keep``: what a replay needs."""
+    """``updates.keep``: keep every round's updates, from which the run can be replayed."""
 
     settings = UpdatesSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where nothing is attributed."""
+        """Raise ConfigError if updates are to be kept although nothing is attributed."""
         keep = config.section(UpdatesSettings).keep
         if config.attribution == "off":
             require(not keep, "updates.keep", keep, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
-        """Return what writes each step."""
+        """Return the callback that writes each round's step."""
         config = run.config
         if not config.section(UpdatesSettings).keep:
             return NOTHING
         rounds_left = config.num_server_rounds - run.done
-        copies_per_round = config.most_replies + 2  # The models before and after, too.
+        # Beside the updates, the model before the step and the model after it.
+        copies_per_round = config.most_replies + 2
         return Built(
             callbacks=[KeptUpdates(run.folder, _earlier_steps(run.checkpoint))],
             copies=rounds_left * copies_per_round,
@@ -52,7 +53,7 @@ class KeepUpdates(RunPart):
 
 
 def _earlier_steps(checkpoint: Checkpoint | None) -> list[int]:
-    """Return the rounds that made a step, of those that a checkpoint goes on from."""
+    """Return which of the rounds up to a checkpoint made a step."""
     if checkpoint is None:
         return []
     lines = checkpoint.lines["rounds"]
@@ -65,9 +66,9 @@ class KeptUpdates(Callback):
     Parameters
     ----------
     folder : RunFolder
-        The run's.
+        The run's folder.
     earlier_steps : sequence of int
-        The rounds of an earlier process that made a step: their files are to be there.
+        The rounds of earlier processes that made a step; the run warns if their files are missing.
     """
 
     def __init__(self, folder: RunFolder, earlier_steps: Sequence[int] = ()) -> None:
@@ -75,7 +76,7 @@ class KeptUpdates(Callback):
         self.earlier_steps = earlier_steps
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Make the folder; warn where the run goes on from rounds that are not in it."""
+        """Make the folder; warn if rounds from which the run is resumed are not in it."""
         make_folder(self.folder)
         kept = files_of_rounds(self.folder)
         lacking = [number for number in self.earlier_steps if number not in kept]
@@ -90,7 +91,8 @@ class KeptUpdates(Callback):
     def on_step(self, step: Step) -> None:
         """Write a round's step."""
         aggregation = step.aggregation
-        assert aggregation.applied is not None  # the attribution has made sure
+        # The attribution, without which no updates are kept, refuses rules without coefficients.
+        assert aggregation.applied is not None
         content = {
             "server_round": step.updates.server_round,
             "members": [[node.partition_id, node.client_id] for node in step.nodes],
@@ -111,12 +113,14 @@ class KeptUpdates(Callback):
 
 
 def read_step(path: Path) -> Step:
-    """Read what :class:`KeptUpdates` wrote; nothing in the file can run.
+    """Read a file that :class:`KeptUpdates` wrote; no code in the file can run.
+
+    The squared norms of the updates are not kept: they are 0 in the step that is returned.
 
     Raises
     ------
     StatementError
-        If it is damaged, or no such file.
+        If the file is damaged, is not there, or holds no round's step.
     """
     try:
         require_plain_archive(path)
@@ -138,7 +142,7 @@ def read_step(path: Path) -> Step:
                 raise ValueError("members, updates and coefficients are not equally many")
         server_round = int(content["server_round"])
         shares = tuple(content["shares"])
-    except Exception as error:  # a file that was made by hand can hold anything
+    except Exception as error:  # A file that was made by hand can hold anything.
         raise StatementError(f"{path.name} is no kept round: {error!r:.200}") from error
     round_updates = RoundUpdates(
         server_round=server_round,
@@ -146,7 +150,8 @@ def read_step(path: Path) -> Step:
         num_examples=examples,
         model=before,
         client_updates=updates,
-        squared_norms=torch.zeros(len(nodes), dtype=torch.float64),  # Who needs them measures them.
+        # A reader that needs the norms computes them from the updates.
+        squared_norms=torch.zeros(len(nodes), dtype=torch.float64),
         buffer_updates=buffers,
         counters=counters,
     )
@@ -157,7 +162,7 @@ def read_step(path: Path) -> Step:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU: a view would be saved with all of its memory."""
+    """Return a copy on the CPU: of a view, torch.save writes the whole memory behind it."""
     return tensor.detach().cpu().clone()
 
 
@@ -170,7 +175,7 @@ def _all_copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _vectors(vectors: ModelVectors) -> dict[str, Any]:
-    """Return a copy of a model's vectors, by the names that :class:`ModelVectors` has for them."""
+    """Return copies of a model's vectors, by their names in :class:`ModelVectors`."""
     return {
         "params": _copied(vectors.params),
         "buffers": _copied(vectors.buffers),

@@ -1,4 +1,4 @@
-"""What a checkpoint can have: values that are read back without running code."""
+"""Which values a checkpoint can hold: those that are read back without running code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-# Exactly these types: a NumPy number is a float to ``isinstance``, and is not read back.
+# Values have to be of exactly these types: isinstance() calls a numpy.float64 a float, but
+# torch.load(weights_only=True) does not read one back.
 _PLAIN = (bool, int, float, str, NoneType, Tensor, Parameter)
 
 
 def unreadable_in(value: object) -> str | None:
-    """Return what in a value cannot be read back, as ``['mean'], a numpy.float64``.
+    """Return which part of a value cannot be read back, as ``['mean'], a numpy.float64``.
 
-    ``None``: a checkpoint can have all of it.
+    ``None``: a checkpoint can hold all of the value.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -36,7 +37,7 @@ def unreadable_in(value: object) -> str | None:
 
 
 def _unreadable_in_dict(value: dict[object, object]) -> str | None:
-    """Return what :func:`unreadable_in` does, of a dict's keys and values."""
+    """Return what :func:`unreadable_in` returns, for a dict's keys and values."""
     for key, element in value.items():
         unreadable_key = unreadable_in(key)
         if unreadable_key is not None:
@@ -48,12 +49,12 @@ def _unreadable_in_dict(value: dict[object, object]) -> str | None:
 
 
 def _is_read_back(value: object) -> bool:
-    """Tell whether a value of any other type is read back, by writing and reading it."""
+    """Whether a value of another type can be read back: it is written and read to find out."""
     buffer = BytesIO()
     try:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
-    except Exception:  # A user's object may raise anything as it is written.
+    except Exception:  # A user's object may raise anything while it is written.
         return False
     return True

@@ -1,4 +1,4 @@
-"""What a strategy's objects tell of a run that has no run config."""
+"""The settings of a run without a run config, as far as its strategy and attribution show them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedif_flower.server.run import RunningStrategy
 from fedif_flower.tasks.structures import tensors_of
 from fedif_flower.valuation import Validation
 
-STAGES_KEY = "stages"  # No run config has it: what a strategy's stages are.
+STAGES_KEY = "stages"  # The strategy's stages as text; no run config has this key.
 
 
 def known_settings(
     strategy: RunningStrategy, attribution: PathAttribution | None
 ) -> dict[str, Any]:
-    """Return what the objects of a run without a run config tell, under a run config's keys."""
+    """Return the settings that a strategy and an attribution show, by run-config key."""
     settings: dict[str, Any] = {"strategy": type(strategy).__name__}
     weighing = None
     if isinstance(strategy, ScreenedStrategy):
@@ -39,14 +39,14 @@ def known_settings(
 
 
 def _are_other_data(weighing: Validation | None, paying: Validation) -> bool:
-    """Tell whether a strategy weighs by other data than contributions are paid by."""
+    """Whether a strategy weighs by other held-out data than contributions are measured on."""
     if weighing is None or weighing is paying:
         return False
     return data_hash(tensors_of_validation(weighing)) != data_hash(tensors_of_validation(paying))
 
 
 def tensors_of_validation(validation: Validation) -> list[Tensor]:
-    """Return the tensors of a validation set's batches, in their order."""
+    """Return the tensors of a validation set's batches, in the order of the batches."""
     tensors: list[Tensor] = []
     for batch in validation.batches:
         tensors += tensors_of(batch.content)

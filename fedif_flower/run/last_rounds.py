@@ -1,4 +1,4 @@
-"""What there was after a run's last rounds, from which a checkpoint takes one."""
+"""What a run remembers of its last rounds, so that a checkpoint can be made of one of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ _T = TypeVar("_T")
 
 
 class CompleteRound(NamedTuple):
-    """The last complete round: its models, and what the strategy remembered then.
+    """The last complete round: its models, and the strategy's state after it.
 
-    ``way_back`` is the model that ``model`` may yet be taken back to, if it is another one.
+    ``model`` is the global model. ``way_back`` is the earlier model to which the strategy returns
+    if no round succeeds from ``model``; ``None``: ``model`` has proved to work.
     """
 
     server_round: int
@@ -24,7 +25,7 @@ class CompleteRound(NamedTuple):
 
     @classmethod
     def of(cls, server_round: int, strategy: ScreenedStrategy) -> CompleteRound:
-        """Take note of a round that a strategy has just completed."""
+        """Return the record of the round that a strategy has just completed."""
         model = strategy.model
         return cls(server_round, model.record, model.way_back, strategy.state_dict())
 
@@ -32,18 +33,19 @@ class CompleteRound(NamedTuple):
 class LastRounds(Generic[_T]):
     """Memories of the last two rounds.
 
-    A run that is interrupted within a round is saved as it was after the one before.
+    Two are needed because a run that is interrupted within a round is saved as it was after the
+    round before.
     """
 
     def __init__(self) -> None:
         self._by_round: dict[int, _T] = {}
 
     def restore(self, server_round: int, memory: _T) -> None:
-        """Have the memory of one round alone, from which a run goes on."""
+        """Keep only the memory of the round from which a run is resumed."""
         self._by_round = {server_round: memory}
 
     def add(self, server_round: int, memory: _T) -> None:
-        """Add a round's memory, and drop all but the one before it."""
+        """Add a round's memory, and drop all earlier memories but the latest."""
         one_before = list(self._by_round.items())[-1:]
         self._by_round = {**dict(one_before), server_round: memory}
 

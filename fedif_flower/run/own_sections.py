@@ -1,4 +1,4 @@
-"""Settings of a run's own parts, and of how long its rounds wait: a section each."""
+"""Settings of the library's own parts of a run: a class for each section of the run config."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedif_flower.settings import (
 from fedif_flower.strategies.config import PaceSettings
 from fedif_flower.valuation.held_out_check import HeldOutCheck, Noise
 
-OFF = (False, 0, "", "off")  # Values with which a part that is not there is not missed.
+OFF = (False, 0, "", "off")  # Values that turn a part off: a run without the part accepts them.
 
 
 class CreditSettings(Settings, alias_generator=in_section("credit")):
-    """What members are credited for, where a run is attributed."""
+    """How contributions are measured, split and bounded, in a run with attribution."""
 
     length: float = setting_of(CreditBounds, "length")
     borrowed: float = setting_of(CreditBounds, "borrowed")
@@ -41,7 +41,7 @@ class CreditSettings(Settings, alias_generator=in_section("credit")):
     )
 
     def bounds(self) -> CreditBounds:
-        """Return the bounds of credit."""
+        """Return the bounds of what members are credited with."""
         return CreditBounds(self.length, self.borrowed, self.weight)
 
 
@@ -53,12 +53,12 @@ class ValidationSettings(Settings, alias_generator=in_section("validation")):
     seconds: float = setting_of(HeldOutCheck, "seconds")
 
     def check(self) -> HeldOutCheck:
-        """Return what is done."""
+        """Return how the held-out set is examined and its loss corrected."""
         return HeldOutCheck(self.noise, self.vet, self.seconds)
 
 
 class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
-    """Whether members who harm are left out for a while."""
+    """Whether members that make the model worse are left out for a while."""
 
     on: bool = setting(
         False,
@@ -69,7 +69,7 @@ class QuarantineSettings(Settings, alias_generator=in_section("quarantine")):
 
 
 class UpdatesSettings(Settings, alias_generator=in_section("updates")):
-    """Whether what a replay needs is kept."""
+    """Whether every round's updates are kept, from which the run can be replayed."""
 
     keep: bool = quiet_setting(
         False,
@@ -90,7 +90,7 @@ OWN_SECTIONS: tuple[type[Settings], ...] = (
 
 
 def own_defaults() -> dict[str, Scalar]:
-    """Return the defaults of the library's own parts by key."""
+    """Return the defaults of the library's own parts, by run-config key."""
     defaults: dict[str, Scalar] = {}
     for kind in OWN_SECTIONS:
         defaults |= kind.defaults()

@@ -1,4 +1,4 @@
-"""What can be plugged into a run: a part has files, wires, callbacks, kept state, an end."""
+"""What can be plugged into a run: a :class:`RunPart`, which adds a :class:`Built` to it."""
 
 from __future__ import annotations
 
@@ -24,41 +24,52 @@ from fedif_flower.server.record import Round
 from fedif_flower.server.run import Callback
 from fedif_flower.settings import Scalar
 
-# In checkpoints: the run's own tables, and what it remembers beside them.
+# Names in checkpoints that the run itself uses: its tables, and what it remembers besides.
 OWN_RECORDS = ("rounds", "clients", "attendance", "names", "seconds", RUN_ID)
-Wire = Callable[[Grid], Grid]
+Wire = Callable[[Grid], Grid]  # Wraps the way to the clients, to change what goes along it.
 _T = TypeVar("_T")
 
 
 class Kept:
-    """Something that checkpoints keep: the lines of a table, and what it remembers beside them.
+    """A part's state in checkpoints: the lines of a table, and what the part remembers besides.
 
-    A checkpoint asks every part for its lines before it asks any for its memory.
+    For a checkpoint, :meth:`lines` of every part is called before :meth:`memory` of any: to return
+    its lines, a part may have to finish work that changes what it remembers.
     """
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:  # noqa: ARG002
-        """Return the lines of the rounds after one, up to another."""
+        """Return the lines of the rounds after round ``after``, up to ``last_round``.
+
+        ``after`` is the round of the last checkpoint; -1: there is none.
+        """
         return []
 
     def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return what is not in the lines, as of a round.
+        """Return what the part remembered after round ``last_round``, beside its lines.
 
-        It is made of Python's own numbers (no NumPy's), texts, ``None``, tensors, and lists, tuples
-        and dicts of these, so that it can be read back without running code.
+        The values are Python's own numbers (not NumPy's), strings, ``None``, tensors, and lists,
+        tuples and dicts of these: only such values can be read back without running code.
         """
         return {}
 
     def restore(
         self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
     ) -> None:
-        """Take over a checkpoint's lines and memory; files are written once the run begins.
+        """Take over lines and memory from a checkpoint; no file is written before the run begins.
 
-        ``memory`` is ``None`` where the checkpoint's run did not have this part.
+        Parameters
+        ----------
+        lines : sequence of mapping
+            The part's lines of the rounds up to ``last_round``.
+        memory : mapping, optional
+            What :meth:`memory` returned; ``None``: the checkpoint's run did not have this part.
+        last_round : int
+            The checkpoint's round.
 
         Raises
         ------
         ValueError, TypeError, KeyError
-            If they do not belong to this run.
+            If lines and memory do not belong to this run.
         """
         raise NotImplementedError
 
@@ -70,30 +81,32 @@ class Built:
     Attributes
     ----------
     wires : sequence of callable
-        Each wraps the way to the clients, before any reply is screened.
+        Each wraps the grid, which is the way to the clients. Replies are screened after all wires,
+        so a wire sees them as the clients sent them.
     setup : mapping
-        Arguments of :class:`~fedif_flower.server.setup.Setup`.
+        Arguments of :class:`~fedif_flower.server.setup.Setup` that the part sets.
     told : mapping
         What clients are told beside their settings: in each round, and before the first one, when
         they are asked whether they can take part.
     callbacks : sequence of Callback
-        Told of each round, after the run's own records.
+        They are told of each round, after the run's own recorder.
     kept : mapping of str to Kept
-        What checkpoints have of it, by a name that no other part has.
+        The part's state in checkpoints, by a name that no other part uses.
     provenance : mapping
-        What it adds to ``provenance.json``.
+        What the part adds to ``provenance.json``.
     on_row : callable, optional
-        Called with each line of ``rounds.csv``.
+        Called with each round, once its line of ``rounds.csv`` is written.
     copies : int
-        What it writes at most, in multiples of the model's size.
+        How much the part writes at most, in multiples of the model's size: the disk needs the room.
     columns : sequence of str
-        Columns of ``rounds.csv`` that its callbacks' metrics have.
+        Columns that ``rounds.csv`` gets for the metrics that the part's callbacks return.
     stays : sequence of Path
-        Its files that are not removed as the run begins, since it replaces them itself.
+        Files of an earlier run that are not removed as this run begins, since the part replaces
+        them itself.
     remarks : sequence of str
-        What it has to say about the data, for the report.
+        What the report says about the data on the part's behalf.
     loaded : LoadedTask, optional
-        The task as later parts, the strategy and the records take it.
+        The task, where the part changes it: later parts, the strategy and the records use this one.
     """
 
     wires: Sequence[Wire] = ()
@@ -122,23 +135,24 @@ class RunContext:
     loaded : LoadedTask
         The task with model and data.
     grid : Grid
-        The way to the clients, as the run was given it.
+        The way to the clients, before any part has wrapped it.
     folder : RunFolder
         The run's files; nothing is written there before the run begins.
     run_id : str
-        Drawn for this run; a run that goes on has the same.
+        A random id of this run; a run that is resumed keeps it.
     checkpoint : Checkpoint, optional
-        From which it goes on.
+        The checkpoint from which the run is resumed; ``None``: it begins at the beginning.
     run_config : mapping of str to bool, int, float or str
         The run config as Flower gives it to both sides of an app; empty: there was none.
     built : list of Built
         What earlier parts added.
     wait_listeners : list of callable
-        Told what was waited for besides clients, and for how many seconds.
+        Called with what the server waited for besides clients, and for how many seconds.
     stack : ExitStack
-        Left when the run is over, however it ended.
+        It is closed when the run is over, however it ended; a part enters in it what it has to
+        close.
     modules : mapping of str to str
-        The code beside this package that it executes: a hash of each module.
+        The code beside this package that the run executes: the SHA-256 of each module, by name.
     """
 
     loaded: LoadedTask
@@ -154,33 +168,34 @@ class RunContext:
 
     @property
     def config(self) -> RunConfig:
-        """Its settings."""
+        """The run's settings."""
         return self.loaded.config
 
     @property
     def done(self) -> int:
-        """The rounds that are behind it."""
+        """How many rounds are done already; 0 unless the run is resumed."""
         if self.checkpoint is None:
             return 0
         return self.checkpoint.server_round
 
     @property
     def is_done(self) -> bool:
-        """Whether every round is behind it: what is left are the records of its end."""
+        """Whether all rounds are done, so that only the records of the run's end are left."""
         return self.checkpoint is not None and self.done == self.config.num_server_rounds
 
     @property
     def goes_on_here(self) -> bool:
-        """Whether the rounds behind it are this folder's own: their records stay."""
+        """Whether the run is resumed in its own folder, where the records of its rounds stay."""
         if self.checkpoint is None or self.checkpoint.source is None:
             return False
         return lies_in(self.folder.checkpoints, self.checkpoint.source[0])
 
     @property
     def folder_before(self) -> RunFolder | None:
-        """The folder of the attempt that it goes on from; ``None``: it begins anew."""
+        """The folder of the run whose checkpoint this one is resumed from; ``None``: of none."""
         if self.checkpoint is None or self.checkpoint.source is None:
             return None
+        # The file is <run's folder>/checkpoints/round-000001.pt.
         return RunFolder(self.checkpoint.source[0].absolute().parents[1])
 
     @property
@@ -203,7 +218,7 @@ class RunContext:
         return callbacks
 
     def find(self, kind: type[_T]) -> _T | None:
-        """Return the first callback of a kind that an earlier part added, if there is one."""
+        """Return the first callback of a class that an earlier part added; ``None``: none did."""
         for callback in self.callbacks:
             if isinstance(callback, kind):
                 return callback
@@ -215,8 +230,8 @@ class RunContext:
         Raises
         ------
         ConfigError
-            If something of it has the name of another part's, or of the run's own records: one of
-            the two would be lost.
+            If a name in ``kept``, ``setup`` or ``columns`` is that of an earlier part or of the
+            run's own records: one of the two would be lost.
         """
         columns = list(self.folder.rounds.columns)
         for earlier in self.built:
@@ -235,27 +250,27 @@ class RunContext:
 
     @property
     def told(self) -> dict[str, Scalar]:
-        """What earlier parts tell clients; of two, the later one's word stands."""
+        """What earlier parts tell clients; where two use one name, the later value counts."""
         return _merged(built.told for built in self.built)
 
     @property
     def kept(self) -> dict[str, Kept]:
-        """What checkpoints have of earlier parts, by name."""
+        """The state of earlier parts in checkpoints, by name."""
         return _merged(built.kept for built in self.built)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What earlier parts add to ``provenance.json``; of two, the later one's word stands."""
+        """What earlier parts add to ``provenance.json``; of one name the later value counts."""
         return _merged(built.provenance for built in self.built)
 
     def report_wait(self, what: str, seconds: float) -> None:
-        """Tell whoever measures it how long something took."""
+        """Tell every listener what the server waited for, and for how many seconds."""
         for listener in self.wait_listeners:
             listener(what, seconds)
 
 
 def _merged(mappings: Iterable[Mapping[str, _T]]) -> dict[str, _T]:
-    """Return mappings as one; of two values of a name, the later one."""
+    """Return several mappings as one; where two have the same name, the later value counts."""
     merged: dict[str, _T] = {}
     for mapping in mappings:
         merged |= mapping
@@ -263,7 +278,7 @@ def _merged(mappings: Iterable[Mapping[str, _T]]) -> dict[str, _T]:
 
 
 def _require_free(what: str, names: Iterable[str], taken: Collection[str]) -> None:
-    """Raise ConfigError for a name that is taken: by the run itself, or by an earlier part."""
+    """Raise ConfigError if the run itself or an earlier part uses one of the names already."""
     for name in names:
         if name in taken:
             raise ConfigError(
@@ -273,31 +288,33 @@ def _require_free(what: str, names: Iterable[str], taken: Collection[str]) -> No
 
 
 class RunPart(ConfiguredPart):
-    """Something a run can have beside its core; a subclass overrides what it needs.
+    """Something that a run can have beside its core; a subclass overrides what it needs.
 
-    The doors say which parts a run has, in which order. A part that is not set in the run's
-    settings adds nothing.
+    The entry points (``server_app.py``, the command ``fedif``) say which parts a run has, and in
+    which order. A part that the run's settings do not turn on adds nothing.
 
     Attributes
     ----------
     settings : type, optional
-        Its section of the run config: a :class:`~fedif_flower.settings.Settings` whose keys are
-        :func:`~fedif_flower.settings.in_section`. A run without the part refuses them; those that
-        ``flwr run`` sends along may be off.
+        The part's section of the run config: a :class:`~fedif_flower.settings.Settings` whose keys
+        are made by :func:`~fedif_flower.settings.in_section`. A run without the part refuses these
+        keys, unless ``flwr run`` has sent one along with a value that means "off".
     """
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
-        """Return what it adds; it looks at what earlier parts added, and writes nothing yet.
+        """Return what the part adds to a run; write nothing in the run's folder yet.
+
+        ``run`` has what earlier parts added.
 
         Raises
         ------
         ConfigError
-            For a run that cannot have it.
+            If the run cannot have this part.
         """
         return NOTHING
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
-        """Raise ConfigError for a strategy that it cannot stand beside; nobody was asked yet."""
+        """Raise ConfigError if the part cannot work with a strategy; no client was asked yet."""
 
     def finished(self, run: RunContext) -> None:
-        """Do what comes after a run that ended in good order; its folder is complete."""
+        """Do what is to follow a run that ended in good order; the run's folder is complete."""

@@ -16,13 +16,15 @@ from fedif_flower.strategies.config import PaceSettings
 
 
 class Paced(RunPart):
-    """``pace.quorum`` and its like: how long rounds wait."""
+    """The section ``pace``: how long rounds wait for replies. The part adds its settings alone."""
 
     settings = PaceSettings
 
 
 def run_parts() -> Sequence[RunPart]:
-    """Return the parts of a run that brings nothing of its own."""
+    """Return the library's own parts."""
+    # The order counts: ExaminedHeldOut corrects the loss that later parts measure, and Quarantined
+    # looks for the callback of Attribution.
     return (
         ExaminedHeldOut(),
         Live(),
@@ -36,12 +38,19 @@ def run_parts() -> Sequence[RunPart]:
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
-    """Return the parts that a door names, as they are or by ``module:function``; else our own."""
+    """Return the parts that an entry point names.
+
+    Parameters
+    ----------
+    named : str or sequence of RunPart, optional
+        The parts, or ``module:function`` that returns them. ``None``, an empty name, or a package
+        that is not installed: the library's own parts.
+    """
     if named is None:
         return run_parts()
     if not isinstance(named, str):
         return named
     parts = parts_named(named)
-    if parts is None:  # The package that it names is not installed.
+    if parts is None:  # The name is empty, or its package is not installed.
         return run_parts()
     return parts
