@@ -1,4 +1,4 @@
-"""AlignIns: updates whose direction or signs are not those of the others are left out."""
+"""AlignIns: leave out updates whose direction or signs differ from those of the others."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
 
-# Of two values each is one deviation from their median, but for rounding: that is not further.
+# Relative tolerance of the threshold. Two values are both exactly one standard deviation from their
+# median: rounding must not put them beyond the default threshold of 1.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
 class AlignIns(CheckedFields):
-    r"""Average the updates whose direction and signs are those of the others, at bounded length.
+    r"""Average the updates whose direction and signs agree with most others, at bounded length.
 
-    .. math:: z_i = \frac{|x_i - \operatorname{median} x|}{\operatorname{std} x}, \quad
-              x \in \{\cos(u_i, w_{t-1}),\ \operatorname{signs}_i\}
+    .. math:: z_i = \frac{|x_i - \operatorname{median}_j x_j|}{\operatorname{std}_j x_j}, \quad
+              x_i \in \{\cos(u_i, w_{t-1}),\ \operatorname{signs}_i\}
 
-    signs is the share of an update's largest coordinates whose sign is the principal one,
-    :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out where either z
-    exceeds the threshold. The others are shortened to the median of their lengths, of an even
-    number the lower one of the two in the middle, and averaged. Where nobody is left, the model
-    stays as it is.
+    with :math:`u_i` client i's update and :math:`w_{t-1}` the model that it received.
+    :math:`\operatorname{signs}_i` is the share of the update's largest coordinates that have the
+    principal sign, :math:`\operatorname{sgn} \sum_j \operatorname{sgn} u_j`. An update is left out
+    if its z exceeds the threshold for either x. The others are averaged; those longer than the
+    median of their lengths are shortened to it (of an even number, the lower one of the middle
+    two). If no update is left, the model stays as it is.
 
     Parameters
     ----------
     threshold : float
         Updates further than this many standard deviations from the median are left out, > 0.
     share : float
-        Of the coordinates, in (0, 1], that count as an update's largest.
+        Share of the coordinates, in (0, 1], that count as an update's largest.
 
     References
     ----------
@@ -66,11 +68,12 @@ class AlignIns(CheckedFields):
         norms = products.squared_norms.sqrt()  # [m]
         length = norms * products.squared_norm.sqrt()
         cosines = torch.where(length > 0, products.inner / length, 0.0)  # [m]
-        # Products are taken in float64; the updates themselves are rounded as their own dtype is.
+        # Cosines of equal directions still differ by rounding: that of the products, which are
+        # taken in float64, and that of the updates in their own dtype.
         rounding = product_error(cosines.dtype, len(params)) + torch.finfo(client_updates.dtype).eps
         furthest = self.threshold * (1 + _ROUNDING)
         aligned = _distance(sign_alignment(client_updates, self.share)) <= furthest
-        similar = _distance(cosines, 4 * rounding) <= furthest
+        similar = _distance(cosines, 4 * rounding) <= furthest  # 4: a margin.
         selected = aligned & similar  # [m]
         bound = norms.new_zeros(())
         if bool(selected.any()):
@@ -82,7 +85,7 @@ class AlignIns(CheckedFields):
 
 
 def sign_alignment(updates: Tensor, share: float) -> Tensor:
-    """Return the share of each update's largest coordinates with the principal sign, ``[m]``."""
+    """Return which share of each update's largest coordinates has the principal sign, ``[m]``."""
     signs = updates.sign()  # [m, d]
     principal = signs.sum(dim=0).sign()  # [d]
     count = share_of(updates.shape[1], share, 1)
@@ -92,9 +95,9 @@ def sign_alignment(updates: Tensor, share: float) -> Tensor:
 
 
 def _distance(values: Tensor, resolution: float = 0.0) -> Tensor:
-    """Return how many standard deviations each value is from the median; 0 without spread.
+    """Return each value's distance from the median in standard deviations; 0 without spread.
 
-    Values whose standard deviation is no larger than ``resolution`` differ by rounding alone.
+    There is no spread if the standard deviation is at most ``resolution``: rounding alone.
     """
     std = values.std(correction=0)
     middle = values.quantile(0.5)

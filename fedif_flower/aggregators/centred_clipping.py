@@ -1,4 +1,4 @@
-"""Centred clipping: the mean of updates that are bounded by their distance from a centre."""
+"""Centred clipping: the mean of updates, each clipped to a bounded distance from a centre."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class CentredClipping(CheckedFields):
-    r"""Move by the mean of updates that are clipped around the last round's step.
+    r"""Move the model by the mean of updates that are clipped around the last round's step.
 
     .. math:: v \leftarrow v + \frac{1}{m} \sum_i (x_i - v)
               \min\left(1, \frac{\tau}{\lVert x_i - v \rVert}\right)
 
-    with :math:`x_i` the updates. v is the last round's step at the start, 0 before the first. A
-    step that was taken back is none.
+    with :math:`x_i` the updates of the m clients. v starts at the step that this rule returned last
+    (0 if there was none), is replaced as often as ``iterations`` says, and is then the round's
+    step. A step does not count as the last one if its model was taken back.
 
     Parameters
     ----------
     radius : float, optional
-        :math:`\tau` > 0: how far from the centre an update counts in full. ``None``: the median of
-        the distances from it, in each iteration; of an even number the lower one of the two in the
-        middle.
+        :math:`\tau` > 0: an update counts in full within this distance from the centre v.
+        ``None``: the median of the updates' distances, found anew in each iteration (of an even
+        number, the lower one of the middle two).
     iterations : int
-        >= 1.
+        How often a round replaces v, >= 1.
 
     References
     ----------
@@ -50,7 +51,7 @@ class CentredClipping(CheckedFields):
     _step_before: Tensor | None = field(default=None, init=False, repr=False)  # [d]
 
     def __call__(self, updates: RoundUpdates) -> Tensor:
-        """Return the clipped mean ``[d]``."""
+        """Return the clipped mean ``[d]``, and remember it for the next round."""
         client_updates = updates.client_updates  # [m, d]
         centre = torch.zeros_like(updates.global_params)
         if self.last_step is not None:
@@ -61,17 +62,18 @@ class CentredClipping(CheckedFields):
             bound = self._bound(distances)
             factors = torch.where(distances > bound, bound / distances, 1.0)
             centre = centre + (factors.to(away) @ away) / len(client_updates)
-        if bool(centre.any()):  # Else the model stays, and there is no step to take back.
+        # A step of 0 leaves the model as it is: what may be taken back is still the step before.
+        if bool(centre.any()):
             self._step_before = self.last_step
         self.last_step = centre.cpu()
         return centre
 
     def take_back(self) -> None:
-        """Forget the last step: the model that it led to is taken back."""
+        """Forget the last step, because the model that it led to was taken back."""
         self.last_step = self._step_before
 
     def _bound(self, distances: Tensor) -> Tensor:
-        """Return how far from the centre an update counts in full, by all distances ``[m]``."""
+        """Return tau, the distance within which an update counts in full."""
         if self.radius is None:
             return distances.median()
         return torch.as_tensor(self.radius)
@@ -83,5 +85,5 @@ class CentredClipping(CheckedFields):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self.last_step = state["last_step"]
-        # Earlier versions did not keep what goes back with a model.
+        # Checkpoints of earlier versions have no "step_before".
         self._step_before = state.get("step_before")

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def usual_length(norms: Tensor) -> float:
-    r"""Return the median of the lengths that are not 0; infinity if all are.
+    r"""Return the median of the lengths that are not 0; infinity if all lengths are 0.
 
     Parameters
     ----------
     norms : Tensor
-        ``[n]``, finite, >= 0. Of an even number the median is the lower one.
+        ``[n]``, finite, >= 0. The median of an even number is the lower one of the middle two.
     """
     moving = norms[norms > 0]
     if not len(moving):
@@ -23,7 +23,7 @@ def usual_length(norms: Tensor) -> float:
 
 
 def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
-    r"""Return what to multiply each update by so that none is longer than a bound.
+    r"""Return the factors that make no update longer than a bound.
 
     .. math:: c_i = \min\left(1, \frac{B}{\lVert \Delta_i \rVert}\right)
 
@@ -51,12 +51,12 @@ def clipping_factors(squared_norms: Tensor, bound: float) -> Tensor:
 
 
 def bounded_mean(selected: Tensor, factors: Tensor) -> Tensor:
-    r"""Return coefficients ``[m]`` of a mean of some updates, each shortened by a factor.
+    r"""Return the coefficients ``[m]`` of the mean of selected updates, each times its factor.
 
     .. math:: a_i = \frac{f_i}{|A|} \text{ for } i \in A, \text{ otherwise } 0
 
-    with A those that are ``selected`` [m] and :math:`f_i` the ``factors`` [m], such as
-    :func:`length_factors`. Where A is empty, the model stays.
+    with A the updates that are ``selected`` [m] and :math:`f_i` the ``factors`` [m], such as those
+    of :func:`length_factors`. If A is empty, every coefficient is 0: the model stays as it is.
     """
     return selected * factors / selected.sum().clamp_min(1)
 
@@ -66,9 +66,9 @@ def length_factors(norms: Tensor, bound: Tensor, shortening: Tensor | float = 1.
 
     .. math:: f_i = \min\left(1, \frac{S}{s_i \lVert u_i \rVert}\right)
 
-    with S the ``bound``, ``norms`` [m] the lengths, and ``shortening`` [m] the factors
-    :math:`s_i` by which stages shorten the updates besides: an update is as long as the tighter of
-    the two bounds allows.
+    with S the ``bound``, :math:`\lVert u_i \rVert` the lengths ``norms`` [m], and :math:`s_i` the
+    factors ``shortening`` [m], by which stages shorten the updates as well. An update is used at
+    length :math:`f_i s_i \lVert u_i \rVert`: as long as the tighter of the two bounds allows.
     """
     remaining = norms * shortening  # [m]
     return torch.where(remaining > bound, bound / remaining, 1.0).double()

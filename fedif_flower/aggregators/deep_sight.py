@@ -1,4 +1,4 @@
-"""DeepSight: models clustered by output layer and answers; suspicious clusters are left out."""
+"""DeepSight: cluster models by output layer and predictions; leave out suspicious clusters."""
 
 from __future__ import annotations
 
@@ -30,37 +30,40 @@ from fedif_flower.tasks.modules import (
 from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import Data
 
-_LEAST_FACTOR = 0.01
-_MOST_LOG_RATIO = 60.0  # Of two probabilities; further ones say no more.
-_AT_ONCE = 500  # Inputs in one pass.
+_LEAST_FACTOR = 0.01  # The 0.01 in the formula of `is_suspicious`.
+_MOST_LOG_RATIO = 60.0  # Larger log ratios of probabilities count as this: exp stays finite.
+_AT_ONCE = 500  # Inputs in one forward pass.
 
 
 @dataclass(eq=False)
 class DeepSight(CheckedFields):
-    r"""Average the updates of clusters in which few look as if trained on few classes.
+    r"""Average the clusters of updates in which few look as if trained on only a few classes.
 
     Formula: :func:`output_energies`, :func:`is_suspicious`, :func:`probability_ratios`,
-    :func:`deep_sight_clusters` and :func:`deep_sight_coefficients`.
+    :func:`deep_sight_clusters` and :func:`deep_sight_coefficients`, in this order.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Says where the output layer lies, its last trainable parameter ``[classes, features]`` with
-        the bias that follows it, and answers random inputs. It is copied.
+        A model like the clients'. Its output layer is its last trainable parameter of shape
+        ``[classes, features]``, with the bias that follows it, if any. A copy of the model
+        predicts the classes of random inputs with each client's parameters.
     root_data : Tensor, tuple, Dataset or iterable of batches
-        Inputs of the model's kind: their shape and range alone count.
+        Inputs of the model's kind. Only their shape, and the range of values in the first batch,
+        are used: the random inputs are drawn uniformly from this range.
     samples : int
-        Random inputs of a draw, >= 1.
+        Random inputs in each draw, >= 1.
     draws : int
-        Draws of random inputs, >= 1.
+        Number of draws of random inputs, >= 1.
     tolerated : float
-        A cluster is left out where this share of it, in (0, 1], is suspicious.
+        A cluster is left out if at least this share of it, in (0, 1], is suspicious.
 
     Raises
     ------
     ConfigError
-        If the model has no output layer of this kind, or one output, or the inputs are no tensor
-        of numbers.
+        If a setting is out of range; if the model has no output layer, or one with a single
+        output, or one whose outputs are not as many as the model returns; or if the inputs are no
+        tensor of floats.
 
     References
     ----------
@@ -80,7 +83,7 @@ class DeepSight(CheckedFields):
     ] = 1 / 3
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range, or does not fit; find the output layer."""
+        """Check settings, model and inputs; find the output layer and the inputs' range."""
         super().__post_init__()
         self._model = copy_module(self.model)
         self.parameter_names = trainable_names(self.model)
@@ -97,7 +100,7 @@ class DeepSight(CheckedFields):
         of_weight = client_updates[:, self._layer.weight]
         layer_weights = of_weight.view(-1, *self._layer.shape)  # [m, classes, features]
         if self._layer.bias is None:
-            # The layer itself is compared in place of its bias.
+            # Without a bias, the directions of the layer's weights are compared instead.
             biases = layer_weights.new_zeros(layer_weights.shape[:2])  # [m, classes]
             directions = layer_weights.flatten(1)
         else:
@@ -115,7 +118,7 @@ class DeepSight(CheckedFields):
         return Aggregation(weights, rescaling=rescaling)
 
     def _ratios(self, updates: RoundUpdates) -> Tensor:
-        """Return the mean ratios of probabilities on random inputs, ``[draws, m, classes]``."""
+        """Return each client's :func:`probability_ratios` in each draw, [draws, m, classes]."""
         params = updates.client_params()  # [m, d]
         buffers = updates.named_client_buffers()  # [m, ...] each
         ratios = []
@@ -132,7 +135,7 @@ class DeepSight(CheckedFields):
 
     @torch.no_grad()
     def _require_outputs(self) -> None:
-        """Raise ConfigError if the last layer is not the one whose outputs the model returns."""
+        """Raise ConfigError unless the output layer has as many outputs as the model returns."""
         params = parameters_to_vector(trainable_parameters(self.model))
         inputs = torch.full((2, *self._shape), self._low).to(params)
         count = self._log_probabilities(params, self.model.state_dict(), inputs).shape[1]
@@ -144,18 +147,18 @@ class DeepSight(CheckedFields):
     def _log_probabilities(
         self, params: Tensor, buffers: Mapping[str, Tensor], inputs: Tensor
     ) -> Tensor:
-        """Return what a model answers, ``[n, classes]``, float64."""
+        """Return the log probabilities that a model predicts, ``[n, classes]``, float64."""
         model = self._model.to(params)
         vector_to_parameters(params.clone(), trainable_parameters(model))
         model.load_state_dict(dict(buffers), strict=False)
-        # A model that draws at random draws alike for each client.
+        # A model that is random even in evaluation draws the same numbers for every client.
         with module_mode(model, training=False), seeded_randomness(0, inputs.device):
             logits = [model(part) for part in torch.split(inputs, _AT_ONCE)]
         return torch.cat(logits).double().log_softmax(dim=1)
 
 
 def _kind_of_input(data: Data) -> tuple[torch.Size, float, float]:
-    """Return the shape of one input, and the least and the greatest value among them."""
+    """Return the shape of one input, and the least and the greatest value in the first batch."""
     inputs = next(iter(read_batches(data, None, _AT_ONCE)))
     if isinstance(inputs, tuple | list):
         inputs = inputs[0]
@@ -165,22 +168,24 @@ def _kind_of_input(data: Data) -> tuple[torch.Size, float, float]:
 
 
 def output_energies(weights: Tensor, biases: Tensor) -> Tensor:
-    r"""Return the normalised update energies of the output layer's neurons.
+    r"""Return how an update's energy is spread over the output layer's neurons, one per class.
 
     .. math:: e_{ic} = |\Delta b_{ic}| + \sum_h |\Delta W_{ich}|, \qquad
               C_{ic} = \frac{e_{ic}^2}{\sum_j e_{ij}^2}
 
+    for client i, class c and feature h.
+
     Parameters
     ----------
     weights : Tensor
-        ``[m, classes, features]``: the updates :math:`\Delta W_i`.
+        ``[m, classes, features]``: the updates :math:`\Delta W_i` of the layer's weights.
     biases : Tensor
-        ``[m, classes]``: the updates :math:`\Delta b_i`.
+        ``[m, classes]``: the updates :math:`\Delta b_i` of its biases.
 
     Returns
     -------
     Tensor
-        ``[m, classes]``, float64, on the CPU; rows sum to 1, or are 0 where nothing changed.
+        C, ``[m, classes]``, float64, on the CPU. A row sums to 1; it is 0 where nothing changed.
     """
     energies = weights.double().abs().sum(dim=2) + biases.double().abs()
     squares = energies.square().cpu()
@@ -189,12 +194,12 @@ def output_energies(weights: Tensor, biases: Tensor) -> Tensor:
 
 
 def is_suspicious(energies: Tensor) -> Tensor:
-    r"""Return which models changed few neurons much, as one that saw few classes does, ``[m]``.
+    r"""Return which updates change only few neurons much, as training on few classes does, [m].
 
     .. math:: T_i \le \tfrac{1}{2} \operatorname{median}_j T_j, \qquad
               T_i = \#\{c: C_{ic} > \max(0.01, 1 / P) \max_j C_{ij}\}
 
-    with P classes, of energies C ``[m, P]``.
+    with C the ``energies`` ``[m, P]`` of :func:`output_energies` and P the number of classes.
     """
     factor = max(_LEAST_FACTOR, 1 / energies.shape[1])
     exceedings = (energies > factor * energies.amax(dim=1, keepdim=True)).sum(dim=1)
@@ -202,33 +207,44 @@ def is_suspicious(energies: Tensor) -> Tensor:
 
 
 def probability_ratios(client: Tensor, before: Tensor) -> Tensor:
-    r"""Return :math:`\operatorname{mean}_n p_{nc} / q_{nc}`, ``[classes]``, float64 (DDifs).
+    r"""Return the mean ratio of each class's probability after training to that before (DDifs).
+
+    .. math:: \operatorname{DDif}_c = \operatorname{mean}_n \frac{p_{nc}}{q_{nc}}
+
+    with :math:`p_{nc}` and :math:`q_{nc}` the probability of class c for input n, by the client's
+    model and by the model that it received. A ratio counts for at most :math:`e^{60}`, and for 1
+    where it is not defined.
 
     Parameters
     ----------
     client, before : Tensor
-        ``[n, classes]``: :math:`\ln p` and :math:`\ln q`. A ratio counts for at most
-        :math:`e^{60}`, and for 1 where it is not defined.
+        ``[n, classes]``: :math:`\ln p` and :math:`\ln q`.
+
+    Returns
+    -------
+    Tensor
+        ``[classes]``, float64.
     """
     return (client - before).nan_to_num(0.0).clamp_max(_MOST_LOG_RATIO).exp().mean(dim=0)
 
 
 def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Tensor:
-    r"""Return the cluster of each model, ``[m]``; -1 for one by itself.
+    r"""Return the cluster of each model, ``[m]``; -1 for a model by itself.
 
-    HDBSCAN, with clusters of at least two, is applied to the cosine distances of the output
-    layer's bias updates, to the energies and to each draw's ratios, and once more to the share of
-    these in which two models are not in one cluster: the mean of the first, of the second, and of
-    the mean over the draws.
+    HDBSCAN, with clusters of at least two models, is applied to the cosine distances of the output
+    layer's bias updates, to the energies, and to the ratios of each draw. In each of these
+    clusterings the distance between two models is 0 if they share a cluster, and 1 if not. The
+    mean of three such distances (by cosines, by energies, and the mean over the draws) is what
+    HDBSCAN then clusters once more.
 
     Parameters
     ----------
     cosines : Tensor
         ``[m, m]``: cosine distances of the output layer's bias updates.
     energies : Tensor
-        ``[m, classes]``.
+        ``[m, classes]``, of :func:`output_energies`.
     ratios : Tensor
-        ``[draws, m, classes]``.
+        ``[draws, m, classes]``, of :func:`probability_ratios`.
     """
     apart_by_cosine = ~_same_cluster(density_clusters(cosines, 2))
     apart_by_energy = ~_same_cluster(density_clusters(energies, 2, "euclidean"))
@@ -240,7 +256,7 @@ def deep_sight_clusters(cosines: Tensor, energies: Tensor, ratios: Tensor) -> Te
             torch.stack(apart_by_draw).double().mean(dim=0),
         ]
     ).mean(dim=0)
-    # Many of these are equal.
+    # Many of these distances are equal, and HDBSCAN breaks ties by the order of the rows.
     return labels_by_values(
         energies, lambda places: density_clusters(distances[places][:, places], 2)
     )
@@ -253,15 +269,15 @@ def deep_sight_coefficients(
     tolerated: float,
     shortening: Tensor | float = 1.0,
 ) -> Tensor:
-    r"""Return what to multiply each update by.
+    r"""Return the coefficient ``[m]`` of each update in the step.
 
     .. math:: a_i = \frac{1}{|A|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
               \text{ for } i \in A, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
               \lVert u_i \rVert
 
-    A are the members of those clusters whose share of suspicious models is below the tolerated one;
-    a model by itself is a cluster of one. Where nobody is left, the model stays as it is. Of an
-    even number of lengths, S is the lower one of the two in the middle.
+    with :math:`u_i` client i's update. A are the models in clusters whose share of suspicious
+    models is below ``tolerated``; a model by itself is a cluster of one. If A is empty, the global
+    model stays as it is. Of an even number of lengths, S is the lower one of the middle two.
 
     Parameters
     ----------
@@ -270,11 +286,12 @@ def deep_sight_coefficients(
     suspicious : Tensor
         ``[m]`` bool.
     norms : Tensor
-        ``[m]``: the lengths.
+        ``[m]``: the lengths :math:`\lVert u_i \rVert`.
     tolerated : float
         In (0, 1].
     shortening : Tensor or float
-        ``[m]``: by how much stages shorten the updates besides.
+        ``[m]``: the factors by which stages shorten the updates as well, see
+        :func:`~fedif_flower.aggregators.clipping.length_factors`.
     """
     together = _same_cluster(clusters)  # [m, m]
     shares = (together & suspicious).double().sum(dim=1) / together.sum(dim=1)
@@ -283,6 +300,6 @@ def deep_sight_coefficients(
 
 
 def _same_cluster(clusters: Tensor) -> Tensor:
-    """Tell which models are in one cluster, ``[m, m]`` bool; an outlier is so with itself alone."""
+    """Return which models share a cluster, ``[m, m]`` bool; an outlier only with itself."""
     same = (clusters[:, None] == clusters) & (clusters >= 0)
     return same | torch.eye(len(clusters), dtype=torch.bool)

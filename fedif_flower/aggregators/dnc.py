@@ -1,4 +1,4 @@
-"""Divide and conquer: updates far along the main direction of their spread are left out."""
+"""Divide and conquer: leave out updates that lie far along the main direction of their spread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import MaliciousFraction, Setting
 
-COORDINATES = 10_000
+COORDINATES = 10_000  # How many random coordinates each iteration looks at.
 
 
 @dataclass(frozen=True)
@@ -22,16 +22,19 @@ class DnC(CheckedFields):
 
     .. math:: s_i = \langle v, x_i - \mu \rangle^2
 
-    with v the main direction (top right singular vector) of the centred updates, over 10,000
-    random coordinates. The f largest are left out, f being the assumed number of malicious
-    clients. Where iterations leave out all, the model stays.
+    with :math:`x_i` the updates in 10,000 random coordinates, :math:`\mu` their mean, and v the
+    main direction (top right singular vector) of the centred updates :math:`x_i - \mu`. The f
+    updates of largest :math:`s_i` are left out; f is the assumed number of malicious clients of m,
+    round(malicious_fraction * m), and one update is kept at least. Each iteration draws other
+    coordinates, and the updates that none of them leaves out are averaged. If no update is left,
+    the model stays as it is.
 
     Parameters
     ----------
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1].
     iterations : int
-        Random sets of coordinates that are looked at, >= 1.
+        How many random sets of coordinates are looked at, >= 1.
 
     References
     ----------
@@ -47,7 +50,7 @@ class DnC(CheckedFields):
     )
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return equal weights ``[m]`` for those that no iteration leaves out."""
+        """Return equal weights for the updates that no iteration leaves out, else 0, ``[m]``."""
         client_updates = updates.client_updates  # [m, d]
         m, d = client_updates.shape
         num_malicious = round(self.malicious_fraction * m)
@@ -58,7 +61,8 @@ class DnC(CheckedFields):
         for _ in range(self.iterations):
             chosen = torch.randperm(d, generator=generator)[:COORDINATES].to(client_updates.device)
             part = client_updates[:, chosen].double()  # [m, coordinates]
-            # The projections on v are an eigenvector of the small matrix, times a constant.
+            # Up to a constant, the projections <v, x_i - mu> are the eigenvector of the largest
+            # eigenvalue of the [m, m] Gram matrix. eigh returns that one last.
             _, vectors = torch.linalg.eigh(gram_matrix(part - part.mean(dim=0)))
             nearest = vectors[:, -1].square().argsort(stable=True)
             best = nearest[:num_honest].cpu()

@@ -1,4 +1,4 @@
-"""FedAdp: weights from the angle between each client's update and the global one."""
+"""FedAdp: weights from the angle between each client's update and the global update."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class FedAdp(CheckedFields):
-    r"""Weigh by the running mean of each client's angle to the global update.
+    r"""Weigh clients by their examples and by the mean angle of their updates to the global one.
 
     .. math:: \theta_i = \arccos \cos(\Delta_i, \Delta), \quad
               f(\theta) = \alpha \bigl( 1 - e^{-e^{-\alpha (\theta - 1)}} \bigr), \quad
               p_i = \frac{n_i e^{f(\tilde\theta_i)}}{\sum_{j \in S_t} n_j e^{f(\tilde\theta_j)}}
 
-    with :math:`\Delta_i` client i's update, :math:`\Delta = \sum_i n_i \Delta_i / \sum_i n_i` the
-    global one, of updates as stages have shortened them, :math:`n_i` the numbers of examples and
-    :math:`\tilde\theta_i` the mean of :math:`\theta_i` over the rounds in which i took part.
+    with :math:`S_t` the clients of round t, :math:`\Delta_i` client i's update, :math:`n_i` its
+    number of examples, :math:`\Delta = \sum_i n_i s_i \Delta_i / \sum_i n_i` the global update,
+    :math:`s_i` the factor by which stages shorten an update, and :math:`\tilde\theta_i` the mean of
+    :math:`\theta_i` (in radians) over the rounds in which client i took part.
 
     Parameters
     ----------
     alpha : float
-        :math:`\alpha`, > 0.
+        :math:`\alpha` > 0: how much angles count.
 
     Raises
     ------
@@ -50,11 +51,11 @@ class FedAdp(CheckedFields):
     )
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return the weights ``[m]``; a smaller mean angle is the larger weight score."""
+        """Return the weights ``[m]``; the weight scores are the negated mean angles."""
         client_ids = updates.client_ids
         examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
-        # In the mean an update is as long as stages let it be.
+        # In the global update, each update has the length to which stages shorten it.
         share = (shares(examples) * updates.shortening).to(gram.device)
         to_mean = gram @ share  # [m]: <Delta_i, Delta>
         norms = gram.diagonal().sqrt() * (share @ to_mean).clamp_min(0.0).sqrt()
@@ -66,7 +67,8 @@ class FedAdp(CheckedFields):
         self._clients.write(client_ids, angle=mean, rounds=rounds)
         smoothed = torch.from_numpy(mean)
         contribution = self.alpha * -torch.expm1(-torch.exp(-self.alpha * (smoothed - 1.0)))
-        # The largest factor is 1: the weights are the same, and no alpha overflows.
+        # Divided by the largest factor: the weights are the same, and a large alpha cannot
+        # overflow.
         factors = torch.exp(contribution - contribution.max())
         return Aggregation(weights=shares(examples.cpu() * factors), weight_scores=-smoothed)
 

@@ -1,4 +1,4 @@
-"""FLAME: the largest cluster of directions, bounded lengths, a little noise."""
+"""FLAME: average the cluster of most models at bounded lengths, and add a little noise."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from fedif_flower.settings import Setting
 
 @dataclass(frozen=True)
 class Flame(CheckedFields):
-    r"""Average the largest cluster of models with bounded updates, and add noise.
+    r"""Average the updates of the cluster of most models at bounded length, and add noise.
 
     .. math:: a_i = \frac{1}{|B|} \min\left(1, \frac{S}{\lVert u_i \rVert}\right)
               \text{ for } i \in B, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
               \lVert u_i \rVert
 
-    B is the cluster that HDBSCAN finds by the cosine distances between the clients' models, with
-    more than half of them at least. Where it finds none, B are all. The noise is
-    :math:`N(0, (\lambda S)^2)` for each parameter. Of an even number of lengths, S is the lower one
-    of the two in the middle.
+    with :math:`u_i` client i's update. B is the cluster of more than half of the models that
+    HDBSCAN finds by the cosine distances between them; if it finds none, B is all of them. The
+    noise is :math:`N(0, (\lambda S)^2)` for each parameter. Of an even number of lengths, S is the
+    lower one of the middle two. Where stages shorten updates as well, the factor is that of
+    :func:`~fedif_flower.aggregators.clipping.length_factors`.
 
     Parameters
     ----------
     noise : float
-        :math:`\lambda` >= 0; the paper: 0.001 for images.
+        :math:`\lambda` >= 0: the noise's standard deviation, in median lengths. The paper has
+        0.001 for images.
 
     References
     ----------
@@ -46,7 +48,7 @@ class Flame(CheckedFields):
     noise: Annotated[float, Setting("lambda: of the noise, in median lengths", ge=0)] = 0.001
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return the coefficients ``[m]`` of the cluster's updates, 0 for the others; noise."""
+        """Return the coefficients ``[m]``, 0 outside of the cluster, and the noise ``[d]``."""
         norms = updates.squared_norms.double().cpu().sqrt()  # [m]
         bound = norms.median()
         m = len(norms)
@@ -65,14 +67,26 @@ class Flame(CheckedFields):
 def cosine_distances(points: Tensor) -> Tensor:
     """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
     distances = 1 - cosines(gram_matrix(points).cpu())
-    # HDBSCAN takes its scale from the distances: where all are equal, from rounding alone.
+    # HDBSCAN takes its scale from the distances. If all rows have the same direction, these are
+    # rounding errors, which would pass for clusters.
     distances[distances <= product_error(distances.dtype, points.shape[1])] = 0.0
     return distances.fill_diagonal_(0)
 
 
 def density_clusters(points: Tensor, least: int, metric: str = "precomputed") -> Tensor:
-    """Return HDBSCAN's labels ``[m]`` of clusters of ``least`` >= 2 points, -1 for outliers."""
-    # Imported here: it takes a second, of every client and command line.
+    """Return HDBSCAN's labels ``[m]`` for clusters of at least ``least`` points; -1: outlier.
+
+    Parameters
+    ----------
+    points : Tensor
+        ``[m, k]``, or with the metric "precomputed" the distances ``[m, m]``. Fewer than three
+        points are all outliers.
+    least : int
+        >= 2.
+    metric : str
+        scikit-learn's name for the distance.
+    """
+    # Imported here: the import takes a second, which clients and other commands do not need.
     from sklearn.cluster import HDBSCAN
 
     if len(points) < 3:
@@ -84,10 +98,10 @@ def density_clusters(points: Tensor, least: int, metric: str = "precomputed") ->
 
 
 def labels_by_values(points: Tensor, cluster: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return labels ``[m]`` of the rows of ``[m, k]`` that do not depend on the rows' order.
+    """Return cluster labels ``[m]`` of the rows of ``[m, k]``, whatever order the rows are in.
 
-    ``cluster`` takes the rows' places ``[m]`` in the order of their values, and returns a label for
-    each: clusterings break ties by place.
+    A clustering breaks ties by the order of the rows, so they are sorted by their values first.
+    ``cluster`` takes the rows' indices ``[m]`` in sorted order, and returns a label for each.
     """
     places = torch.from_numpy(np.lexsort(points.cpu().numpy().T))  # [m]
     labels = torch.empty(len(places), dtype=torch.long)

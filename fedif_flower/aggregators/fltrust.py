@@ -1,4 +1,4 @@
-"""FLTrust: updates weighed by their agreement with an update of the server's own."""
+"""FLTrust: weigh updates by their cosine with an update that the server trains itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TrustedCoefficients(NamedTuple):
 
 
 def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoefficients:
-    r"""Return what to multiply each client's update by, and how far it is trusted.
+    r"""Return the coefficient of each client's update, and how far the client is trusted.
 
     .. math:: TS_i = \max(0, \cos(\Delta_i, \Delta_0)), \qquad
               a_i = \frac{TS_i}{\sum_j TS_j} \cdot
@@ -26,16 +26,17 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
               w_t = w_{t-1} + \sum_i a_i \Delta_i
 
     with :math:`\Delta_i = w_i - w_{t-1}` client i's update and :math:`\Delta_0` the update that
-    the server makes from its own root data. If nobody is trusted, every coefficient is 0: the
-    model stays as it is. A zero update has trust and coefficient 0, and so has one so short that
-    its coefficient would be infinite in the updates' dtype.
+    the server makes from its own root data. If no client is trusted, every coefficient is 0: the
+    model stays as it is. Trust and coefficient are 0 for a zero update, for a cosine that is
+    rounding alone, and for an update so short that its coefficient would be infinite in the
+    updates' dtype.
 
     Parameters
     ----------
     updates : Tensor
         ``[m, d]``, m >= 1, finite.
     server_update : Tensor
-        ``[d]``, finite.
+        ``[d]``, finite. This is not checked: with NaN or Inf, no client is trusted.
 
     Returns
     -------
@@ -45,7 +46,7 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     Raises
     ------
     ValuationError
-        If the shapes do not fit together, or a value is NaN or Inf.
+        If ``updates`` has NaN or Inf.
 
     References
     ----------
@@ -57,9 +58,9 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     server_norm = products.squared_norm.sqrt()
     length = norms * server_norm  # [m]
     trust = torch.where(length > 0, products.inner / length, 0.0).clamp(0.0, 1.0)
-    # Divided by their sum, cosines that are rounding would be trust like any other.
+    # Where all cosines are rounding errors, their shares of the sum would be as large as any.
     trust = torch.where(trust > product_error(trust.dtype, updates.shape[1]), trust, 0.0)
-    # The updates' own dtype has no number that would bring so short a one to the server's length.
+    # No finite factor in the updates' dtype would bring a shorter update to the server's length.
     moves = norms > server_norm * torch.finfo(updates.dtype).tiny
     trust = torch.where(moves, trust, 0.0)
     share = trust / trust.sum().clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""FoolsGold: clients whose updates have always been alike count for less."""
+"""FoolsGold: clients whose updates point the same way over the rounds count for less."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class FoolsGold(CheckedFields):
-    r"""Average the updates, less of those whose sums over the rounds point the same way.
+    r"""Average the updates; clients whose updates add up to the same direction count for less.
 
     .. math:: v_i = \max_{j \ne i} \max(c_{ij}, 0), \qquad
               c'_{ij} = c_{ij} \min(1, v_i / v_j), \qquad
@@ -27,14 +27,16 @@ class FoolsGold(CheckedFields):
               \alpha_i \leftarrow \kappa \Big(\ln \frac{\alpha_i}{1 - \alpha_i} + 0.5\Big),
               \qquad p_i = \frac{\alpha_i}{\sum_j \alpha_j}
 
-    with :math:`c_{ij}` the cosine of two clients' sums, and :math:`\alpha` held within [0, 1] (0.99
-    before the logarithm). The paper adds the updates up, :math:`\alpha_i u_i`; as updates of whole
-    epochs are averaged here, the weights are divided by their sum.
+    with :math:`c_{ij}` the cosine between the sums of two clients' updates over all rounds so far,
+    and :math:`p_i` the weights. :math:`\alpha` is clamped to [0, 1] in each line, and to at most
+    0.99 before the logarithm. The paper's step is the sum of :math:`\alpha_i u_i`, with
+    :math:`u_i` client i's update. Here an update is the work of whole epochs and updates are
+    averaged, so the weights are divided by their sum.
 
     Parameters
     ----------
     confidence : float
-        :math:`\kappa` > 0: how sharply like and unlike are told apart.
+        :math:`\kappa` > 0: how sharply similar and dissimilar clients are told apart.
 
     References
     ----------
@@ -43,7 +45,7 @@ class FoolsGold(CheckedFields):
     """
 
     gives_weights = True
-    knows_clients = True  # It remembers each by its id.
+    knows_clients = True  # It keeps a sum for each client's id.
 
     confidence: Annotated[
         float, Setting("kappa: how sharply like and unlike are told apart", gt=0)
@@ -51,17 +53,19 @@ class FoolsGold(CheckedFields):
     sums: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # [d], CPU
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return weights ``[m]``; all 0 where every client has a like."""
+        """Return weights ``[m]``; all 0 if every client has one that points the same way."""
         client_updates = updates.shortened().client_updates.cpu()
         for client, update in zip(updates.client_ids, client_updates, strict=True):
-            self.sums[client] = self.sums.get(client, 0) + update  # A new tensor, the first too.
+            # The sum is a new tensor even the first time: a view would keep all updates in memory.
+            self.sums[client] = self.sums.get(client, 0) + update
         sums = torch.stack([self.sums[client] for client in updates.client_ids])  # [m, d]
         alike = cosines(gram_matrix(sums).cpu()).fill_diagonal_(0)  # [m, m]
         most = alike.amax(dim=1).clamp_min(0)  # [m]
-        # Who is like another less than that one is like a third is not held to it.
+        # The paper's pardon: client i is less suspect for being similar to client j if j is even
+        # more similar to another client.
         pardon = torch.where(most[:, None] < most, most[:, None] / most, 1.0)  # [m, m]
         alpha = (1 - (alike * pardon).amax(dim=1)).clamp(0, 1)
-        if not bool((alpha > 1e-9).any()):  # Rounding makes nobody an only child.
+        if not bool((alpha > 1e-9).any()):  # Smaller values are rounding.
             return Aggregation(weights=torch.zeros_like(alpha))
         alpha = (alpha / alpha.max()).clamp_max(0.99)
         alpha = (self.confidence * (alpha.logit() + 0.5)).clamp(0, 1)

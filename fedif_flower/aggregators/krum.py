@@ -31,14 +31,15 @@ class Krum(CheckedFields):
     malicious_fraction : float
         Assumed share of malicious clients, in [0, 1].
     num_selected : int
-        Average this many of the best (Krum: 1), >= 1. More than m - f take in some that are
-        assumed to be malicious, which the log says; a run whose rounds close with fewer updates
-        is refused.
+        How many of the best updates are averaged, >= 1 (Krum: 1). More than m - f include some
+        that are assumed to be malicious, which is logged. A run whose rounds may close with fewer
+        updates is refused.
     distances : {"parameters", "state"}
-        Between what: what is trained, or all that is sent, as in implementations that flatten a
-        ``state_dict``. With batch normalisation the latter holds counts of training steps, whose
-        differences (tens) hide those of the parameters (about one): clients with equally many
-        examples are then near each other, whatever they trained on.
+        What the distances are taken between: "parameters", those that are trained, or "state", all
+        that clients send, as in implementations that flatten a ``state_dict``. With batch
+        normalisation the state holds counts of training steps. Their differences (tens) hide those
+        of the parameters (about one): clients with equally many examples are then near each other,
+        whatever they trained on.
     """
 
     gives_weights = True
@@ -58,15 +59,21 @@ class Krum(CheckedFields):
 
     @property
     def chooses_one(self) -> bool:
-        """Whether the model of one client is the round's."""
+        """Whether the round's model is that of one client."""
         return self.num_selected == 1
 
     def require_updates(self, count: int, allowed: str) -> None:
-        """Raise ConfigError where rounds have fewer updates than are to be averaged."""
+        """Raise ConfigError if ``count`` updates, the least of a round, are too few to average.
+
+        ``allowed`` is what the error says is allowed.
+        """
         require(self.num_selected <= count, "Krum.num_selected", self.num_selected, allowed)
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return 1 for the selected model, 0 for the others, ``[m]``; scores are -distances."""
+        """Return equal weights for the selected updates, 0 for the others, ``[m]``.
+
+        The scores are the negated :func:`krum_scores`, so that more is better.
+        """
         m = updates.num_clients
         num_malicious = round(self.malicious_fraction * m)
         self._warn_of_few(num_malicious, m)
@@ -76,11 +83,12 @@ class Krum(CheckedFields):
         scores = krum_scores(points, num_malicious)
         selected = min(max(self.num_selected or m - num_malicious, 1), m)
         weights = torch.zeros_like(scores)
-        weights[scores.argsort(stable=True)[:selected]] = 1.0 / selected  # The first of equal ones.
+        # Stable: of equal scores, those of the first clients are selected.
+        weights[scores.argsort(stable=True)[:selected]] = 1.0 / selected
         return Aggregation(weights=weights.cpu(), scores=-scores.cpu())
 
     def _warn_of_few(self, num_malicious: int, num_updates: int) -> None:
-        """Warn where f of m updates are too many, or more than the m - f others are averaged."""
+        """Warn if f of m updates are too many, or if more than the m - f others are averaged."""
         counts = f"f = {num_malicious} of m = {num_updates}"
         if 2 * num_malicious + 2 >= num_updates:
             words = f"Krum assumes 2f + 2 < m; here {counts}: no guarantee holds"
@@ -94,17 +102,17 @@ class Krum(CheckedFields):
 class MultiKrum(Krum):
     """Average the best m - f of m replies or groups, at least one."""
 
-    num_selected: int = field(default=0, init=False, repr=False)  # None that is told: m - f.
+    num_selected: int = field(default=0, init=False, repr=False)  # 0 stands for m - f.
     distances: Distances = field(default="parameters", init=False, repr=False)
 
 
 def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
-    r"""Return each client's Krum score; less is better.
+    r"""Return each client's Krum score; lower is better.
 
     .. math:: s_i = \sum_{j \in \mathcal{N}_i} \lVert x_i - x_j \rVert^2
 
     with :math:`x_i` client i's update and :math:`\mathcal{N}_i` its m - f - 2 nearest
-    neighbours, at least one where there is another client at all.
+    neighbours among the m clients: at least one, unless m = 1.
 
     Parameters
     ----------
@@ -132,5 +140,5 @@ def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
     distances = pairwise_squared_distances(updates)  # [m, m]
     m = distances.shape[0]
     num_neighbours = min(max(m - num_malicious - 2, 1), m - 1)
-    distances.fill_diagonal_(torch.inf)  # nobody is its own neighbour
+    distances.fill_diagonal_(torch.inf)  # No client is its own neighbour.
     return distances.topk(num_neighbours, dim=1, largest=False).values.sum(dim=1)

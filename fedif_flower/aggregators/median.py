@@ -14,7 +14,7 @@ from fedif_flower.round import RoundUpdates
 class Median:
     """Move each parameter by the median of the clients' updates.
 
-    Of an even number it is the mean of the middle two.
+    The median of an even number of updates is the mean of the middle two.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""SignGuard: updates of a usual length whose signs are distributed as most."""
+"""SignGuard: average updates whose length, and whose mix of signs, are like most others'."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ class SignGuard(CheckedFields):
               \text{ for } i \in A \cap B, \text{ otherwise } 0; \qquad
               S = \operatorname{median}_i \lVert u_i \rVert
 
-    A are those with :math:`L \le \lVert u_i \rVert / S \le R`; B is the largest cluster that mean
-    shift finds among the shares of positive, zero and negative coordinates, each divided by the
-    largest of all clients, as in the authors' code. Who is within a bandwidth of no cluster's
-    centre is in none. Where nobody is in both, all are 0: the model stays.
+    with :math:`u_i` client i's update. A are the updates with
+    :math:`L \le \lVert u_i \rVert / S \le R`. B is the largest cluster that mean shift finds among
+    the clients' shares of positive, zero and negative coordinates. Each share is divided by the
+    largest of all clients, as in the authors' code. An update farther than a bandwidth from every
+    cluster's centre is in no cluster. If no update is in both A and B, every coefficient is 0: the
+    model stays as it is. Where stages shorten updates as well, the factor is that of
+    :func:`~fedif_flower.aggregators.clipping.length_factors`.
 
     Parameters
     ----------
     shortest, longest : float
-        L >= 0 and R > 0, in median lengths: shorter and longer updates are left out.
+        L >= 0 and R > 0, in median lengths: updates shorter than L or longer than R are left out.
     share : float
-        Of the coordinates, in (0, 1], whose signs are looked at, drawn for each round.
+        Share of the coordinates, in (0, 1], whose signs are looked at; drawn anew in each round.
 
     References
     ----------
@@ -80,16 +83,18 @@ def sign_shares(updates: Tensor) -> Tensor:
 
 def _largest_cluster(points: Tensor) -> Tensor:
     """Return which of the rows ``[m, k]`` are in the largest cluster of mean shift, ``[m]``."""
-    # Imported here: it takes a second, of every client and command line.
+    # Imported here: the import takes a second, which clients and other commands do not need.
     from sklearn.cluster import MeanShift, estimate_bandwidth
 
-    # Where most are equal, the estimate is 0, which mean shift does not take.
+    # If most rows are equal, the estimate is 0, which mean shift does not accept.
     bandwidth = max(estimate_bandwidth(points.numpy(), quantile=0.5), 1e-6)
     shift = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False)
-    with warnings.catch_warnings():  # That each point has a bin of its own.
+    # Mean shift warns if every point has a bin of its own, which is no fault here.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # Of clusters of one size the first counts. -1: in no cluster.
         labels = labels_by_values(
             points, lambda places: torch.from_numpy(shift.fit(points[places].numpy()).labels_)
         )
+    # Label -1, in no cluster, is counted at place 0 and left out. Of equally large clusters the
+    # first is taken.
     return labels == torch.bincount(labels + 1)[1:].argmax()

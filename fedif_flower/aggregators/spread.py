@@ -1,34 +1,35 @@
-"""Values bounded by the clients' own spread: batch-norm statistics, which no score looks at."""
+"""Bound batch-norm statistics, which no score looks at, by their spread among the clients."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# 3.4 standard deviations where clients are normally distributed: honest ones stay as they are.
+# k: five median absolute deviations are 3.4 standard deviations of a normal distribution, so that
+# the values of honest clients are hardly ever replaced.
 MULTIPLE = 5.0
 
-# Changes of one block of coordinates stay in the cache between two passes over them.
+# Coordinates in a block: few enough to stay in the cache from one pass over them to the next.
 _BLOCK = 1 << 16
 
 
 def bound_by_spread(changes: Tensor, multiple: float = MULTIPLE) -> None:
-    r"""Replace outliers by the median, coordinate by coordinate, in place.
+    r"""Replace outliers among the clients by the median, coordinate by coordinate, in place.
 
     .. math:: \delta_i \leftarrow c \text{ if } |\delta_i - c| > k s, \qquad
               c = \mathrm{median}(\delta), \quad s = \mathrm{median}(|\delta - c|)
 
-    with :math:`\delta_i` client i's change and k the multiple. Both medians are over the clients'
-    changes and one more vote, for no change. Fewer than half of the clients cannot move the bounds
-    beyond the others' values. Where most clients change nothing (frozen parameters, constants),
-    nothing changes.
+    with :math:`\delta_i` client i's change of a coordinate and k the multiple. Both medians are
+    taken over m + 1 votes: the clients' changes and one vote of 0, for no change. Fewer than half
+    of the clients cannot move the bounds beyond the others' values. A coordinate that most clients
+    leave as it is (frozen parameters, constants) stays as it is for all of them.
 
     Parameters
     ----------
     changes : Tensor
-        ``[m, b]``, finite; overwritten.
+        ``[m, b]``, finite: a row for each client; overwritten.
     multiple : float
-        k, >= 2: a client alone is then never bounded.
+        k >= 2. The only client of a round (m = 1) is then never bounded.
 
     References
     ----------
@@ -36,19 +37,20 @@ def bound_by_spread(changes: Tensor, multiple: float = MULTIPLE) -> None:
     absolute deviation.
     """
     for block in torch.split(changes, _BLOCK, dim=1):
-        changed = block.any(dim=0)  # By coordinate.
+        changed = block.any(dim=0)  # Which coordinates any client changed.
         if not bool(changed.any()):
             continue
         columns = block[:, changed]  # [m, c]
         votes = torch.cat([columns, torch.zeros_like(columns[:1])])  # [m + 1, c]
         center = _median(votes)
         reach = multiple * _median((votes - center).abs())
-        # To the median, not the edge: a client far out everywhere would be at every edge at once.
+        # Outliers become the median, not the bound: a client that is far out in every coordinate
+        # would otherwise be at the bound in all of them at once.
         block[:, changed] = torch.where((columns - center).abs() > reach, center, columns)
 
 
 def _median(values: Tensor) -> Tensor:
-    """Return the median over the rows: the mean of the middle two if their number is even."""
+    """Return the median over the rows: the mean of the middle two if the number is even."""
     ordered = values.sort(dim=0).values
     last = len(values) - 1
     return (ordered[last // 2] + ordered[(last + 1) // 2]) / 2

@@ -14,15 +14,16 @@ from fedif_flower.settings import MaliciousFraction
 
 @dataclass(frozen=True)
 class TrimmedMean(CheckedFields):
-    """Move each parameter by the mean of the updates without the least and the largest.
+    """Move each parameter by the mean of the updates without the smallest and the largest.
 
     Formula: :func:`trimmed_mean`.
 
     Parameters
     ----------
     malicious_fraction : float
-        Assumed share of malicious clients, in [0, 1]: so many are left out at either end, but
-        always less than half, which the log says where it is fewer.
+        Assumed share of malicious clients, in [0, 1]. Of m updates, as many values as are assumed
+        to be malicious are left out at each end, but at most (m - 1) // 2: where that is fewer,
+        the log warns.
     """
 
     malicious_fraction: MaliciousFraction = 0.2
@@ -40,14 +41,14 @@ class TrimmedMean(CheckedFields):
 
 
 def trimmed_mean(updates: Tensor, num_trimmed: int) -> Tensor:
-    """Return the mean of each coordinate without its ``num_trimmed`` least and largest values.
+    """Return each coordinate's mean without its ``num_trimmed`` smallest and largest values.
 
     Parameters
     ----------
     updates : Tensor
         ``[m, d]``, finite.
     num_trimmed : int
-        f in [0, (m - 1) / 2].
+        How many values are left out at each end, in [0, (m - 1) / 2].
 
     Returns
     -------
