@@ -1,1 +1,4 @@
-"""Groups of commands: `fedif keeper` and others, a file each; imports come with the call."""
+"""Groups of ``fedif`` commands, one file each; a command imports what it needs when it is called.
+
+So the command line starts fast, and shows its help without the extra ``consortium``.
+"""

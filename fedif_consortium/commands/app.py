@@ -1,4 +1,4 @@
-"""``fedif app``: look at the app that a run would execute here, sign it, let it run."""
+"""``fedif app``: show, sign and approve the apps that may run at a member."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ app_cli = typer.Typer(name="app", add_completion=False, no_args_is_help=True)
 
 App = Annotated[str, typer.Argument(help="a bundle, an app's folder, or a digest's beginning")]
 Policy = Annotated[Path, typer.Option(help="the member's file, which names its folders")]
-_HERE = Path()  # Its member-policy.toml, if there is one.
+_HERE = Path()  # The folder whose member-policy.toml is read, if it has one.
 
 
 @app_cli.callback()
 def app() -> None:
     """Show, sign and approve the apps that run at a member.
 
-    APP is a bundle's file, an app's folder, or how the digest of a bundle begins that lies in one
-    of the policy's folders, such as one that the SuperNode refused.
+    APP is a bundle's file, an app's folder, or the first digits of a digest. A digest names a
+    bundle in one of the policy's folders, such as a bundle that the SuperNode refused.
     """
 
 
@@ -30,7 +30,7 @@ def app() -> None:
 def show(app: App, policy: Policy = _HERE) -> None:
     """Show an app's files with their digests, its own digest, and who signed it.
 
-    What changed between two: diff <(fedif app show ONE) <(fedif app show OTHER).
+    To see what changed between two apps: diff <(fedif app show ONE) <(fedif app show OTHER).
     """
     from fedif_consortium.member.apps import MANIFEST, bundle_digest
     from fedif_flower.messages.text import printable
@@ -53,7 +53,7 @@ def sign(
     policy: Policy = _HERE,
     to: Annotated[Path, typer.Option(help="folder that the signature is written to")] = Path(),
 ) -> None:
-    """Sign an app: a file beside it, which members put into their policy's signatures."""
+    """Sign an app: write a signature file, which members put into their policy's signatures."""
     from fedif_consortium.evidence.keys import load_key
     from fedif_consortium.member.apps import sign_bundle
     from fedif_flower.storage import make_folder, write_atomically

@@ -1,7 +1,7 @@
-"""All commands of the consortium, for a command line that has those of the library.
+"""All commands of the consortium, to be added to the library's command line.
 
-They are there, with their help, also where the extra ``consortium`` is not installed; called, each
-says what to install.
+The commands and their help are there without the extra ``consortium`` too. A command that is called
+without it says what to install.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedif_consortium.extra import needs_extra
 
 
 def add_commands(cli: typer.Typer) -> None:
-    """Add them."""
+    """Add all commands of the consortium to ``cli``; each requires the extra before it starts."""
     for group in (app_cli, keeper_cli, federation_cli, node_cli, statement_cli):
         for added in group.registered_commands:
             if added.callback is not None:

@@ -23,7 +23,8 @@ Folder = Annotated[
     typer.Option("--in", envvar="FEDIF_FEDERATION", help="the federation's folder on this host"),
 ]
 _HERE = Path()
-_REMOVED = "FEDIF_REMOVED_MEMBERS"  # Where the list of removed members is; else beside the folder.
+# Environment variable: path of the list of removed members. Default: a file beside the folder.
+_REMOVED = "FEDIF_REMOVED_MEMBERS"
 
 
 @federation_cli.command()
@@ -47,7 +48,8 @@ def init(
 ) -> None:
     """Make a federation's keys, certificates and settings; what is there already stays.
 
-    Given again, to make what is missing, it takes from federation.toml what it is not given.
+    Run it again to make what is missing: it then takes options that are not given from
+    federation.toml.
     """
     from fedif_consortium.federation.records import FederationSettings
     from fedif_consortium.federation.server import initialize
@@ -81,7 +83,7 @@ def add_member(
     answers: Annotated[list[Path], typer.Argument(help="answers of `fedif node join`")],
     folder: Folder = _HERE,
 ) -> None:
-    """Let members in: register their keys at the SuperLink, which has to be running."""
+    """Add members: register their keys at the SuperLink, which has to be running."""
     from fedif_consortium.federation import members, server
 
     federation = _folder(folder)
@@ -106,7 +108,9 @@ def remove_member(
 
     federation = _folder(folder)
     members.remove(federation, name, server.flower_of(federation))
-    if erase:  # Not before the list has its key, by which a backup of it would be refused.
+    # Removed first: that writes the member's key to the list of removed members, by which the key
+    # is refused even if a backup is put back. Erasing may delete the key from the folder.
+    if erase:
         members.erase(federation, name)
     members.tell_what_stays(federation, name)
 
@@ -117,7 +121,7 @@ def rekey(
     answer: Annotated[Path, typer.Argument(help="of `fedif node join`, with its new key")],
     folder: Folder = _HERE,
 ) -> None:
-    """Give a member that lost its key another one: it keeps its number, its node and its score."""
+    """Replace the key of a member that lost it; the member keeps its number, node and score."""
     from fedif_consortium.federation import members
 
     members.rekey(_folder(folder), name, answer)
@@ -130,11 +134,11 @@ def superlink(
     ] = None,
     folder: Folder = _HERE,
 ) -> None:
-    """Run the SuperLink, guarded, for registered members alone; it keeps running."""
+    """Run the guarded SuperLink, which serves registered members alone; it keeps running."""
     from fedif_consortium.federation import members, server
 
     federation = _folder(folder)
-    federation.settings()  # Refused before anything is written, if there is no federation.
+    federation.settings()  # Raises ConfigError without a federation, before anything is written.
     unlisted_keys = members.apply_removals(federation)
     server.start_superlink(federation, options or [], unlisted_keys)
 
@@ -155,7 +159,7 @@ def run(
     ] = False,
     folder: Folder = _HERE,
 ) -> None:
-    """Run an app to its end, and follow its log; exit with 0 only if it completed."""
+    """Run an app to its end and follow its log; exit with 0 only if the run completed."""
     from fedif_consortium.federation import flower, server
 
     federation = _folder(folder)
@@ -174,7 +178,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
     folder: Folder = _HERE,
 ) -> None:
-    """Show SuperLink, members, certificate, disk and runs; exit with 1 if something is wrong."""
+    """Show SuperLink, members, certificates, disk and runs; exit with 1 if there is a warning."""
     import json
 
     from fedif_consortium.federation import server
@@ -191,18 +195,18 @@ def status(
 
 @federation_cli.command("keeper-client")
 def keeper_client(folder: Folder = _HERE) -> None:
-    """Make the certificate by which a keeper of masks knows this server."""
+    """Make the certificate with which this server identifies itself to a keeper of masks."""
     from fedif_consortium.federation import server
 
     federation = _folder(folder)
-    federation.settings()  # Refused before anything is written, if there is no federation.
+    federation.settings()  # Raises ConfigError without a federation, before anything is written.
     server.make_pair(federation.path, "keeper-client", [], "the keeper")
 
 
 def _folder(path: Path) -> FederationFolder:
     from fedif_consortium.federation.records import FederationFolder
 
-    # However the folder is spelled, the list beside it is one.
+    # Paths are resolved, so that each spelling of the folder leads to the same list beside it.
     removals: Path | None = None
     if os.environ.get(_REMOVED):
         removals = Path(os.environ[_REMOVED]).expanduser().resolve()
@@ -216,7 +220,7 @@ def _show(state: dict[str, Any]) -> None:
     from fedif_flower.tables import ResultTable
 
     answer = "answers"
-    if state["superlink"]:  # Why it does not.
+    if state["superlink"]:  # The reason why it does not answer; empty if it does.
         answer = "does not answer"
     typer.echo(f"{state['federation']} at {state['address']}: the SuperLink {answer}")
     typer.echo(

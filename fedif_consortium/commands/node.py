@@ -1,4 +1,4 @@
-"""``fedif node``, ``inspect``, ``keeper``: what members and a keeper of masks do on their hosts."""
+"""``fedif node``, ``inspect``, ``keeper``: commands for the hosts of members and of a keeper."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def join(
     check: Annotated[bool, typer.Option(help="try whether the server answers")] = True,
     folder: Folder = _HERE,
 ) -> None:
-    """Make this host's key, settings and the answer to an invitation; what is there stays."""
+    """Answer an invitation: make this host's key and settings; what is there already stays."""
     from fedif_consortium.federation import certificates, node
     from fedif_consortium.federation.files import read_document
     from fedif_consortium.federation.records import Invitation
@@ -85,21 +85,37 @@ def node_log(
         str, typer.Option(help="a last hash that you wrote down: the log must have gone on from it")
     ] = "",
 ) -> None:
-    """Check that a node's log is whole, and show it: a JSON object for each message."""
+    """Check that no line of a node's log was changed, and show it: one JSON object per message."""
     from fedif_consortium.member.node_log import FILE
 
     show_log(folder / FILE, head)
 
 
 def show_log(path: Path, head: str = "") -> None:
-    """Print a log's lines, once all were checked, and to the other stream that it is whole."""
+    """Check a chained log, then print its lines, and a line on stderr that says it is whole.
+
+    Parameters
+    ----------
+    path : Path
+        The log.
+    head : str
+        A hash that the log must contain, one that somebody wrote down earlier; empty: any log
+        will do.
+
+    Raises
+    ------
+    StorageError
+        If the log cannot be read.
+    EvidenceError
+        If a line was changed, the last one was cut short, or no line has the hash ``head``.
+    """
     import json
 
     from fedif_consortium.evidence.chained_log import last_hash, lines_after, read_log
 
     entries = read_log(path)
     num_lines = f"{len(entries)} lines"
-    if head:  # Before any line is shown: the hash may be of another log.
+    if head:  # Checked before any line is printed: the hash may be that of another log.
         num_lines += f", {lines_after(entries, head)} of them since that hash"
     for entry in entries:
         typer.echo(json.dumps(entry))
@@ -110,7 +126,7 @@ def show_log(path: Path, head: str = "") -> None:
 def node_check(config: Config = None, folder: Folder = _HERE) -> None:
     """Check data, a batch of training, disk, keys and app; the server's certificate and the clock.
 
-    It is about the node of `fedif node join`. Ends with status 1 if this host cannot take part.
+    The node is the one that `fedif node join` made. Exits with 1 if this host cannot take part.
     """
     from rich.console import Console
 
@@ -148,8 +164,8 @@ def inspect(
 ) -> None:
     """Find your own examples that are most likely mislabelled or harmful; nothing leaves this host.
 
-    The run must publish its gradients (gradients.publish=true), and your node keep them
-    (gradients-dir in the node config). It makes no connection.
+    The run must publish its gradients (gradients.publish=true), and your node must keep them
+    (gradients-dir in the node config). This command makes no connection.
     """
     from rich.console import Console
 
@@ -169,7 +185,7 @@ def inspect(
     last_round = read_kept(paths[-1])
     member_task, data = inspection.member_data(last_round, node, task)
     files = inspection.files_of(last_round, node)
-    rounds = map(read_kept, paths)  # One in memory at a time.
+    rounds = map(read_kept, paths)  # Lazy, so that one round at a time is in memory.
     lines = inspection.inspect_examples(member_task, data, rounds, files, device)
     make_folder(output.absolute().parent)
     write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
@@ -183,7 +199,7 @@ def inspect(
 
 
 def _row_of(line: Line) -> dict[str, Any]:
-    """Return what is shown of an example."""
+    """Return the cells that are shown of an example, by column."""
     from fedif_flower.messages.text import printable
 
     agreement = ""
@@ -221,7 +237,7 @@ def keeper(
 def keeper_log(
     file: Annotated[Path, typer.Argument(help="log.txt in the keeper's folder")],
 ) -> None:
-    """Show what a keeper answered and refused, and check that its log is whole."""
+    """Check that no line of a keeper's log was changed, and show what it answered and refused."""
     show_log(file)
 
 
@@ -251,7 +267,7 @@ def _folder(path: Path) -> NodeFolder:
 
 
 def _absolute(policy: Path | None) -> str:
-    """Return where a policy's file is; empty: there is none."""
+    """Return the absolute path of a policy's file; empty: no policy was given."""
     if policy is None:
         return ""
     return str(policy.absolute())

@@ -1,4 +1,4 @@
-"""``fedif statement``, ``verify``, ``replay``: a statement is made, checked, signed, collected."""
+"""``fedif statement``, ``verify``, ``replay``: make, sign, check and recompute a statement."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ DEFAULT = "make"
 
 
 class DefaultCommand(TyperGroup):
-    """A group whose first word may be left out: it is ``make`` where it is no command's name."""
+    """A group with a default command: ``fedif statement RUN_DIR`` means ``... make RUN_DIR``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the default command first where no other one, nor ``--help``, is."""
+        """Insert the default command unless the first word is a command's name or ``--help``."""
         if args and args[0] not in (*self.commands, "--help"):
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
@@ -98,7 +98,7 @@ def make(
 ) -> None:
     """State what each member contributed to a run: signed pages, a table, JSON.
 
-    The next run with the same output-dir brings the members of a deployed run their pages.
+    The members of a deployed run get their pages by the next run with the same output-dir.
 
     The word make may be left out: fedif statement RUN_DIR.
     """
@@ -164,7 +164,7 @@ def sign(
 
 
 def _keys_of(members: Path | None) -> Mapping[str, VerifyingKey] | None:
-    """Return members' keys by name; ``None``: the option is not there."""
+    """Return members' keys by name; ``None``: the option ``--members`` was not given."""
     from fedif_consortium.evidence.keys import read_members
 
     if members is None:
@@ -173,12 +173,13 @@ def _keys_of(members: Path | None) -> Mapping[str, VerifyingKey] | None:
 
 
 def _wanted(option: str, fingerprint: str | None) -> str:
-    """Return the fingerprint that a key must have; empty: the option is not there.
+    """Return the fingerprint that a key must have; empty: the option was not given.
 
     Raises
     ------
     ConfigError
-        If the option is there without one: nothing would be compared.
+        If the option was given an empty text, as an unset shell variable gives: the key would then
+        be compared with nothing.
     """
     if fingerprint is None:
         return ""
@@ -193,7 +194,7 @@ def merge(
     files: Annotated[list[Path], typer.Argument(help="manifest.intoto.json as members signed it")],
     members: Annotated[Path, typer.Option(help="folder with the members' public keys, NAME.pub")],
 ) -> None:
-    """Add the members' signatures to a statement; each is checked first."""
+    """Add members' signatures to a statement; each signature is checked first."""
     from fedif_consortium.evidence.keys import read_members
     from fedif_consortium.statement.countersign import merge_signatures
 
@@ -218,7 +219,7 @@ def verify(
         typer.Option(help="a member's receipts-dir; several: they are compared with each other"),
     ] = None,
 ) -> None:
-    """Check that a statement is as it was signed, and follows from the run's records."""
+    """Check that a statement is unchanged since it was signed, and follows from the records."""
     from fedif_consortium.statement.verify import verify as check
 
     verified = check(path, _wanted("--key", key), _keys_of(members), receipts or ())
@@ -228,7 +229,7 @@ def verify(
 
 
 def _lines_of(verified: Verified, *, is_of_run: bool) -> Iterator[str]:
-    """Yield what was found right of a statement, and what was not checked."""
+    """Yield lines on what was checked in a statement, and on what was not checked."""
     from fedif_consortium.statement.pages import made_with
 
     manifest = verified.manifest
@@ -252,7 +253,7 @@ def _lines_of(verified: Verified, *, is_of_run: bool) -> Iterator[str]:
 
 
 def _lines_of_signers(verified: Verified) -> Iterator[str]:
-    """Yield who signed the statement."""
+    """Yield a line for each signature of the manifest."""
     for signer in verified.signed.signers:
         if signer.name:
             yield f"Signed by: {signer.key}, {one_line(signer.name)}"
@@ -261,14 +262,14 @@ def _lines_of_signers(verified: Verified) -> Iterator[str]:
 
 
 def _lines_of_attempts(declared: Attempts) -> Iterator[str]:
-    """Yield which attempt a statement is of, and what members agreed to."""
+    """Yield lines on the statement's attempt, and on the run config that members agreed to."""
     name = printable(declared.name)
     yield f"Attempt {declared.number} at run {name!r}; those before are declared"
     yield f"Run config that members agreed to: {declared.last.config}"
 
 
 def _lines_of_members(verified: Verified) -> Iterator[str]:
-    """Yield how many of its updates each member signed."""
+    """Yield, for each member, how many of its accepted updates it signed."""
     for member in verified.members:
         name = one_line(member.name)
         yield f"Signed by {name}: {member.signed} of {member.accepted} updates"
@@ -281,7 +282,7 @@ def _lines_of_members(verified: Verified) -> Iterator[str]:
 
 
 def _lines_of_receipts(verified: Verified) -> Iterator[str]:
-    """Yield what each member was told, and which attempts it saw."""
+    """Yield lines on each member's receipts: what it was told, and which attempts it saw."""
     for held in verified.receipts:
         name = one_line(held.name)
         yield f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads"
@@ -315,7 +316,7 @@ def replay(
     require_directories([run_dir])
     from fedif_consortium.statement.replay import replay as recompute
 
-    # Flower warns of settings of the strategies that are made here, which ask nobody anything.
+    # Strategies are made here that send nothing to clients; Flower would warn of their settings.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     replayed = recompute(run_dir, import_from=import_from or ())
     typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")

@@ -1,4 +1,4 @@
-"""``fedif watch`` and ``fedif runs``: how runs are, at a glance."""
+"""``fedif watch`` and ``fedif runs``: the state of one run on a page, and a list of runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def watch(
         typer.Option(help="the page, *.html; default: RUN_DIR-watch.html beside the folder"),
     ] = None,
 ) -> None:
-    """Write a page of how a run is: progress, curves, every member, and what to do.
+    """Write a page that shows a run: progress, curves, every member, and what to do.
 
-    The page is made of the run's folder alone, and written again every few seconds until the run
-    is over; a browser that shows it follows. A double click opens it. To show it to others, let a
-    web server that you trust serve the file: it says who takes part.
+    The page is made from the run's folder alone. It is rewritten every few seconds until the run is
+    over, and a browser that shows it reloads it. A double click opens it. To show it to others, let
+    a web server that you trust serve the file: it says who takes part.
     """
     from fedif_consortium.watch.page import keep_page
     from fedif_consortium.watch.state import holds_run
@@ -32,8 +32,8 @@ def watch(
     folder = RunFolder(run_dir)
     if not holds_run(folder):
         raise ConfigError(f"{str(run_dir)!r} holds no run: neither its config.json nor rounds.csv")
-    absolute = run_dir.absolute()  # It has a name, also where RUN_DIR is ".".
-    # A page is not to take the place of one of the run's records.
+    absolute = run_dir.absolute()  # Path(".") has no name, its absolute path has one.
+    # The suffix is required, so that the page never overwrites one of the run's records.
     is_page = to is None or to.suffix == ".html"
     require(is_page, "to", str(to), "a page, *.html")
     page = to or absolute.parent / f"{absolute.name}-watch.html"
@@ -46,7 +46,7 @@ def runs(
     directory: Annotated[Path, typer.Argument(help="where runs are, at any depth")] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="as JSON, for programs")] = False,
 ) -> None:
-    """List the runs in a folder: whether each goes on, how far it is and how good."""
+    """List the runs in a folder: the state of each, its rounds and its result."""
     import json
 
     from fedif_consortium.watch.state import holds_run
@@ -57,7 +57,7 @@ def runs(
     rows = []
     for path, folders, _ in os.walk(directory):
         if holds_run(RunFolder(Path(path))):
-            folders.clear()  # What lies in a run's folder is no other run.
+            folders.clear()  # Folders inside a run's folder belong to that run.
             rows.append({"run": os.path.relpath(path, directory), **_row_of(Path(path))})
     if not rows:
         raise ConfigError(f"{str(directory)!r} holds no run")
@@ -69,7 +69,7 @@ def runs(
 
 
 def _row_of(path: Path) -> dict[str, Any]:
-    """Return what a list says of a run; where its files cannot be read, why."""
+    """Return a run's cells in the list; if its files cannot be read, its state says why."""
     from fedif_consortium.watch.state import Watched
     from fedif_flower.errors import ConfigError
     from fedif_flower.foreign import refused_as

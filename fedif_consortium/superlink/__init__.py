@@ -1,1 +1,1 @@
-"""The guarded SuperLink: what a SuperNode sends is bounded, and counts for itself alone."""
+"""The guarded SuperLink: each SuperNode answers only for itself, and its replies are bounded."""

@@ -1,7 +1,7 @@
-"""What the SuperLink says of its federation to Prometheus: figures that outlive every run.
+"""The SuperLink's figures of its federation, for Prometheus.
 
-A run serves its own figures, and is silent once its process has died. These are the SuperLink's,
-so that an alert on them sees what died.
+A run serves figures of its own, but only as long as its process lives. The SuperLink goes on when a
+run dies, so an alert on these figures notices that.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ logger = logging.getLogger(__name__)
 def federation_figures(
     state: Callable[[], Any], certificate: Path | None
 ) -> Mapping[str, Callable[[], float]]:
-    """Return what to ask at every look, by the figure's name.
+    """Return a function for each figure, by name; each is called whenever the figures are read.
 
     Parameters
     ----------
     state : callable
-        Returns Flower's link state; that it answers shows that the database does.
+        Returns Flower's link state. The figures are read from its database, so they also show that
+        the database answers.
     certificate : Path, optional
-        The server's; ``None``: its days are not among the figures.
+        The server's certificate; ``None``: the days until it ends are not among the figures.
     """
 
     def count_members(*statuses: str) -> float:
@@ -64,9 +65,10 @@ def federation_figures(
 
 
 class _CertificateDays:
-    """The days that a certificate is still good for; NaN while its file cannot be read.
+    """The days until a certificate ends; NaN while its file cannot be read.
 
-    An operator who renews it moves it away for a while. That takes no other figure along.
+    An operator who renews the certificate moves its file away for a while. If that raised an error,
+    the other figures could not be read meanwhile either.
     """
 
     def __init__(self, certificate: Path) -> None:
@@ -74,7 +76,7 @@ class _CertificateDays:
         self._is_logged = False
 
     def __call__(self) -> float:
-        """Return the days; the first failure in a row is logged."""
+        """Return the days; of several failures in a row, only the first one is logged."""
         try:
             days = days_left(self._certificate)
         except ConfigError as error:
@@ -87,7 +89,13 @@ class _CertificateDays:
 
 
 def days_left(certificate: Path) -> float:
-    """Return how many days a certificate is still good for; negative: it has ended."""
+    """Return how many days are left until a certificate ends; negative: it has ended.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or holds no certificate in PEM.
+    """
     with refused_as(ConfigError, f"{certificate} is no certificate in PEM"):
         content = load_pem_x509_certificate(certificate.read_bytes())
     left = content.not_valid_after_utc - datetime.now(UTC)

@@ -1,10 +1,13 @@
-"""``flower-superlink`` with what no proxy can do: a member answers for itself, within bounds.
+"""``flower-superlink`` with checks that a proxy cannot make.
 
 Flower 1.41 serves everything on one port, and only SuperNodes have to prove who they are. Whoever
-reaches that port may also submit a run, that is, execute code on the server and on every node. So
-the port is for this host alone, and members reach it by a proxy
-(:mod:`~fedif_consortium.superlink.proxy`). Here, a large request is read once it is known to be
-signed (:mod:`~fedif_consortium.superlink.signed_requests`), and what a SuperNode sends is its own
+reaches that port may also submit a run, and so execute code on the server and on every node.
+Therefore the port is open to this host alone, and members reach it through a proxy
+(:mod:`~fedif_consortium.superlink.proxy`).
+
+The checks here need to know the members and the messages. A large request is read only if a
+registered node signed its header (:mod:`~fedif_consortium.superlink.signed_requests`). A reply
+counts only for the node that sends it, and its size is bounded
 (:mod:`~fedif_consortium.superlink.reply_guard`).
 """
 
@@ -28,17 +31,29 @@ from fedif_consortium.superlink.signed_requests import SignedRequests, removed_k
 from fedif_flower.errors import FedIFError, require
 from fedif_flower.run.logs import show_logs
 
-BUDGET = "FEDIF_REPLY_BUDGET"
-MOST_BUDGET = 10**6  # No limit any more; what it is multiplied by stays a number.
-CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Whose days are among the figures.
-REMOVED = "FEDIF_REMOVED_MEMBERS"  # The list of those who are let in no more.
-UNLISTED = "FEDIF_REMOVED_KEYS"  # Ids of such keys that could not be written into that list.
+# Environment variables.
+BUDGET = "FEDIF_REPLY_BUDGET"  # See reply_budget.
+# So large a budget limits nothing any more. "inf" is refused: limits are integers.
+MOST_BUDGET = 10**6
+CERTIFICATE = "FEDIF_SERVER_CERTIFICATE"  # Path of the certificate whose days are a figure.
+REMOVED = "FEDIF_REMOVED_MEMBERS"  # Path of the list of removed members.
+UNLISTED = "FEDIF_REMOVED_KEYS"  # Ids of removed keys that could not be written into that list.
 
 
 def reply_budget(text: str) -> float:
-    """Return how many times the heaviest message of its run a reply may weigh.
+    """Return the budget: a reply may weigh this many times the heaviest message of its run.
 
-    Members that answer a float32 model in float64 need 2, and masked rounds do.
+    Members that answer a float32 model in float64 need 2. Masked rounds need 2 as well.
+
+    Parameters
+    ----------
+    text : str
+        The environment variable's value; empty: 1.
+
+    Raises
+    ------
+    ConfigError
+        If ``text`` is not a number from 1 to 1,000,000.
     """
     try:
         budget = float(text or 1.0)
@@ -49,13 +64,16 @@ def reply_budget(text: str) -> float:
 
 
 def wait_for_database() -> None:
-    """Let SQLite wait a minute for a lock: after Flower's 5 s a busy host's error ends a run."""
+    """Let SQLite wait a minute for a lock.
+
+    Flower lets it wait for 5 s. On a busy host that can be too short, and the error ends a run.
+    """
     pragmas = (*vars(sql_mixin)["SQLITE_PRAGMAS"], ("busy_timeout", "60000"))
     setattr(sql_mixin, "SQLITE_PRAGMAS", pragmas)  # noqa: B010  # a constant of Flower
 
 
 def _path_in(variable: str) -> Path | None:
-    """Return the path that a variable of the environment names; ``None``: it names none."""
+    """Return the path in an environment variable; ``None``: it is empty or not set."""
     path = os.environ.get(variable)
     if not path:
         return None
@@ -63,7 +81,10 @@ def _path_in(variable: str) -> Path | None:
 
 
 def keys_not_let_in() -> frozenset[str]:
-    """Return the ids of the keys that nobody is let in with, as the environment tells them."""
+    """Return the ids of removed keys: from the list of removed members, and those beside it.
+
+    Environment variables say where the list is, and which keys could not be written into it.
+    """
     unlisted = frozenset(os.environ.get(UNLISTED, "").split())
     removals = _path_in(REMOVED)
     if removals is None:
@@ -92,7 +113,7 @@ def main() -> None:
         except FedIFError as error:
             sys.exit(f"error: {error}")
 
-    # Flower has no hook of its own for this.
+    # Flower has no hook to wrap its ASGI application, so the function that serves it is replaced.
     uvicorn.run = run_guarded
     flower_superlink()
 

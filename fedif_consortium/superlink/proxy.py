@@ -1,8 +1,8 @@
-"""nginx in front of a SuperLink: its settings, made from one template.
+"""Settings of nginx in front of a SuperLink, made from one template.
 
-Headers without end, bodies a byte a second, handshakes that nobody finishes, connections and
-requests without number are what nginx is there for. It hands on what SuperNodes send and nothing
-else, so that the SuperLink's own port may be for this host alone.
+nginx bounds what strangers can send: endless headers, bodies of one byte a second, handshakes that
+nobody finishes, and too many connections or requests. It forwards the requests of SuperNodes and no
+others. So the SuperLink's own port needs to be open to this host alone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ def nginx_settings(listen: str, local: str, user: str) -> str:
     Parameters
     ----------
     listen : str
-        ``HOST:PORT`` for members.
+        ``HOST:PORT`` at which nginx listens for members.
     local : str
-        ``HOST:PORT`` of the SuperLink, on this host.
+        ``HOST:PORT`` of the SuperLink on this host, to which nginx forwards.
     user : str
-        Whose the folder is.
+        The user who owns the folder; if root starts nginx, its workers run as this user.
     """
     text = files(__package__).joinpath("nginx.conf").read_text()
     for name, value in {"listen": listen, "local": local, "user": user}.items():

@@ -1,14 +1,18 @@
-"""What a registered member may do to the SuperLink: answer in its own name, within bounds, whole.
+"""A guard of the SuperLink: members answer in their own name, within bounds, and completely.
 
-Flower 1.41 stores a reply under whatever sender the reply names, stores as much of it as its sender
-uploads, and hands it to the ServerApp before it is all there. This guard stands in front of the
-handlers that do so:
+Flower sends a message as a tree of objects: records, arrays, and chunks of arrays' values. Each
+object is named by its hash. The sender first announces the tree, then uploads the objects.
 
-- a reply whose sender is not the authenticated node is refused;
-- a reply may weigh what the heaviest message of its run weighs, and a little more: objects, bytes,
-  and bytes once repeated chunks are put together. What stands in a message twice is sent once, and
-  counts twice: a new model has many layers of the same zeros and ones, and comes back with none;
-- the ServerApp is told of a reply only once all of it is there.
+Flower 1.41 stores a reply under whatever sender the reply names. It stores as much of the reply as
+its sender uploads, and hands the reply to the ServerApp before all objects are there. The guard
+stands in front of the handlers that do so:
+
+- It refuses a reply whose sender is not the authenticated node.
+- It bounds a reply by the heaviest message that its run sent, and a little more. The bounds are on
+  the number of objects, on their bytes, and on the bytes of the unpacked arrays, in which chunks
+  may repeat. An object that a message holds twice is sent once, but counts twice: a new model has
+  many layers of the same zeros and ones, and the trained model has different values in each.
+- It tells the ServerApp of a reply only once all its objects are there.
 """
 
 from __future__ import annotations
@@ -37,10 +41,10 @@ from starlette.exceptions import HTTPException
 logger = logging.getLogger(__name__)
 Handler = Callable[..., Any]
 
-# A reply may hold metrics that the message does not: their number and size, per reply.
+# A reply may have this much more than the message: it has metrics that the message has not.
 SPARE_OBJECTS = 16
 SPARE_BYTES = 256 * 1024
-MAX_RUNS = 64
+MAX_RUNS = 64  # The runs that sent last, of which the heaviest message is remembered.
 TOO_HEAVY = (
     "the reply weighs more than the message that it answers; a model must come back in the types "
     "it was sent in; masked replies, and those in float64 to a model in float32, need "
@@ -49,12 +53,12 @@ TOO_HEAVY = (
 
 
 def objects_of(tree: ObjectTree) -> set[str]:
-    """Return the ids of a message's objects."""
+    """Return the ids of the objects in a message's tree."""
     return {node.object_id for node in iterate_object_tree(tree)}
 
 
 class Weight(NamedTuple):
-    """Number of objects, their bytes, and those bytes that are not an array's values."""
+    """A message's number of objects, their bytes, and their bytes without the values of arrays."""
 
     objects: int = 0
     size: int = 0
@@ -62,13 +66,13 @@ class Weight(NamedTuple):
 
     @classmethod
     def of_object(cls, kind: str, size: int) -> Weight:
-        """Return what one object of a kind weighs by itself."""
+        """Return the weight of one object without its children, by Flower's name of its class."""
         if kind == "ArrayChunk":
             return cls(objects=1, size=size, records=0)
         return cls(objects=1, size=size, records=size)
 
     def plus(self, other: Weight) -> Weight:
-        """Return what both weigh together."""
+        """Return the sum of two weights."""
         return Weight(
             objects=self.objects + other.objects,
             size=self.size + other.size,
@@ -76,11 +80,11 @@ class Weight(NamedTuple):
         )
 
     def exceeds(self, limit: Weight) -> bool:
-        """Return whether this is more than a limit in one of the three respects."""
+        """Return whether one of the three numbers is above that of a limit."""
         return any(value > most for value, most in zip(self, limit, strict=True))
 
     def largest(self, other: Weight) -> Weight:
-        """Return the larger one of two weights in each respect."""
+        """Return the larger of two weights' numbers, for each of the three."""
         return Weight(
             objects=max(self.objects, other.objects),
             size=max(self.size, other.size),
@@ -89,7 +93,10 @@ class Weight(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """An object of a message: what it is, its bytes, and what it consists of, repeats included."""
+    """An object of a message: its kind, its size in bytes, and the ids of its children.
+
+    A child is listed in ``parts`` as often as the object holds it.
+    """
 
     kind: str
     size: int
@@ -97,9 +104,9 @@ class Piece(NamedTuple):
 
     @classmethod
     def read(cls, content: bytes) -> Piece:
-        """Read an object as Flower sends it."""
+        """Read an object from the bytes in which Flower sends it."""
         kind, children, _ = get_object_head_values_from_object_content(content)
-        parts = children
+        parts = children  # Each child once: arrays and records say how often they hold it.
         if kind == "Array":
             parts = chunks_of(content, children)
         elif kind == "ArrayRecord":
@@ -107,19 +114,39 @@ class Piece(NamedTuple):
         return cls(kind, len(content), parts)
 
     def weight(self) -> Weight:
-        """Return what it weighs by itself."""
+        """Return the weight of the object without its children."""
         return Weight.of_object(self.kind, self.size)
 
 
 def chunks_of(content: bytes, children: Sequence[str]) -> list[str]:
-    """Return the chunks of an array's values in their order, repeats included."""
+    """Return the ids of the chunks of an array's values, in order, repeated where they repeat.
+
+    Parameters
+    ----------
+    content : bytes
+        The object of the array, as Flower sends it.
+    children : sequence of str
+        The ids of its chunks, each once.
+    """
     order = json.loads(get_object_body(content, Array))["arraychunk_ids"]
     return [children[index] for index in order]
 
 
 @dataclass
 class SentMessages:
-    """The messages of a run's last push, by their ids, and the heaviest of the run."""
+    """The messages that a run pushed last, and the weight of the heaviest message of the run.
+
+    Attributes
+    ----------
+    messages : list of str
+        The ids of the messages of the last push.
+    pieces : dict of str to Piece
+        Their objects by id, as far as they have been uploaded.
+    heaviest : Weight
+        The largest number of objects, bytes and bytes of records of all messages weighed so far.
+    is_weighed : bool
+        Whether ``heaviest`` takes all objects in ``pieces`` into account.
+    """
 
     messages: list[str] = field(default_factory=list)
     pieces: dict[str, Piece] = field(default_factory=dict)
@@ -127,21 +154,22 @@ class SentMessages:
     is_weighed: bool = True
 
     def replace(self, trees: Collection[ObjectTree]) -> None:
-        """Take note of messages that are about to be uploaded."""
-        self.weigh()
+        """Remember the messages of a new push, whose objects are uploaded next."""
+        self.weigh()  # The messages of the push before still count.
         self.messages = [tree.object_id for tree in trees]
-        # Flower keeps an object that the next message has, too: it is not sent again.
+        # Objects that the new messages share with the last ones are kept: Flower has them already,
+        # so they are not uploaded again.
         in_messages = set[str]().union(*map(objects_of, trees))
         self.pieces = {i: piece for i, piece in self.pieces.items() if i in in_messages}
         self.is_weighed = False
 
     def add(self, object_id: str, content: bytes) -> None:
-        """Take note of an object of a message."""
+        """Remember an object of a message."""
         self.pieces[object_id] = Piece.read(content)
         self.is_weighed = False
 
     def weigh(self) -> Weight:
-        """Return the heaviest message that the run has sent so far, in each respect."""
+        """Return the largest number, for each of the three, of all messages of the run so far."""
         if not self.is_weighed:
             weights: dict[str, Weight] = {}
             for message in self.messages:
@@ -150,9 +178,9 @@ class SentMessages:
         return self.heaviest
 
     def _weight_of(self, object_id: str, known: dict[str, Weight]) -> Weight:
-        """Return what an object weighs with all that it consists of, as often as it stands there.
+        """Return the weight of an object and its descendants, each as often as it is held.
 
-        What has not come yet weighs nothing.
+        An object that has not been uploaded yet weighs nothing. ``known`` caches the weights.
         """
         if object_id not in self.pieces:
             return Weight()
@@ -167,23 +195,49 @@ class SentMessages:
 
 @dataclass
 class Upload:
-    """A reply on its way: the objects in it, what it may weigh, and what is still to come."""
+    """A reply whose objects are being uploaded.
+
+    Attributes
+    ----------
+    node_id : int
+        The node that announced the reply.
+    run_id : int
+        Its run.
+    objects : set of str
+        The ids of all objects in the reply.
+    limit : Weight
+        The most that the reply may weigh.
+    pending : set of str
+        The ids of objects that Flower still waits for.
+    sizes : dict of str to int
+        The bytes of each object that was weighed.
+    arrays : dict of str to list of str
+        The ids of the chunks of each array that was weighed, in order.
+    touched : float
+        When an object was stored last, on the monotonic clock.
+    weight : Weight
+        The weight of all objects announced and all contents weighed so far.
+    """
 
     node_id: int
     run_id: int
     objects: set[str]
     limit: Weight
     pending: set[str] = field(default_factory=set)
-    sizes: dict[str, int] = field(default_factory=dict)  # Of what has come, in bytes.
-    arrays: dict[str, list[str]] = field(default_factory=dict)  # The chunks that each consists of.
+    sizes: dict[str, int] = field(default_factory=dict)
+    arrays: dict[str, list[str]] = field(default_factory=dict)
     touched: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        """Begin with what is announced: objects without content."""
+        """Begin with the weight of what is announced: a number of objects, none with content."""
         self.weight = Weight(len(self.objects))
 
     def accepts(self, contents: Iterable[tuple[str, bytes]]) -> bool:
-        """Return whether the reply is within its bounds with more objects, each after its id."""
+        """Add the contents of objects, and return whether the reply is still within its bounds.
+
+        ``contents`` has pairs of an object's id and its bytes. A reply that cannot be read is out
+        of bounds.
+        """
         try:
             for object_id, content in contents:
                 if self.is_heavy():
@@ -198,34 +252,36 @@ class Upload:
             return False
 
     def _weigh(self, object_id: str, content: bytes) -> None:
-        """Take an object into account, once: it may be sent again."""
+        """Add an object's weight, unless it was added before: it may be sent again."""
         if object_id in self.sizes:
             return
         kind, children, _ = get_object_head_values_from_object_content(content)
         self.sizes[object_id] = len(content)
-        # It was counted as an object when it was announced.
+        # The number of objects was counted when the reply was announced.
         self.weight = self.weight.plus(Weight.of_object(kind, len(content))._replace(objects=0))
         if kind == "Array" and not self.is_heavy():
             self.arrays[object_id] = chunks_of(content, children)
 
     def _size_put_together(self) -> int:
-        """Return the bytes of all arrays: one that has a chunk twice has its bytes twice."""
+        """Return the bytes of all arrays as the ServerApp unpacks them, with repeated chunks."""
         total = 0
         for chunks in self.arrays.values():
             total += sum(self.sizes[chunk] for chunk in chunks)
         return total
 
     def is_heavy(self) -> bool:
-        """Return whether it weighs more than it may in one of the three respects."""
+        """Return whether one of the three numbers of its weight is above the limit."""
         return self.weight.exceeds(self.limit)
 
     def is_fresh(self) -> bool:
-        """Return whether Flower still waits for the rest of it."""
+        """Return whether Flower still waits for objects of this reply."""
         return time.monotonic() - self.touched < OBJECT_PUSH_SESSION_TTL_SECONDS
 
 
 class ReplyGuard:
-    """Stands in front of Flower's handlers of what members and the ServerApp send.
+    """Stands in front of Flower's handlers for the messages of members and of the ServerApp.
+
+    Each method that does so gets Flower's ``handler`` first, and calls it with the other arguments.
 
     Parameters
     ----------
@@ -237,15 +293,24 @@ class ReplyGuard:
     def __init__(self, budget: float = 1.0) -> None:
         self._budget = budget
         self._lock = Lock()
-        self._sent: dict[int, SentMessages] = {}  # Who sent last is at the end.
-        self._uploads: dict[str, Upload] = {}  # By the message that the reply answers.
-        self._sessions: dict[str, str] = {}
-        # Held while a reply is announced or replies are handed on: what Flower has of a reply
-        # before this guard knows of it would be taken for all of it.
+        self._sent: dict[int, SentMessages] = {}  # By run; the run that sent last is at the end.
+        self._uploads: dict[str, Upload] = {}  # By the id of the message that the reply answers.
+        self._sessions: dict[str, str] = {}  # Those ids by Flower's id of an upload session.
+        # Held while a reply is announced, and while replies are handed on. Flower knows a reply
+        # before the guard does; if replies were handed on in between, an incomplete reply that the
+        # guard does not know yet would pass as complete.
         self._handing_on = Lock()
 
     def install(self, fleet: Any, runtime: Any) -> None:
-        """Stand in front of the handlers in Flower's two modules."""
+        """Replace the handlers in two of Flower's modules by the methods of this guard.
+
+        Parameters
+        ----------
+        fleet : module
+            Flower's handlers for requests of SuperNodes.
+        runtime : module
+            Flower's handlers for requests of the ServerApp.
+        """
         fleet.push_messages = partial(self.announce_reply, fleet.push_messages)
         fleet.push_object = partial(self.upload, fleet.push_object)
         runtime.push_messages = partial(self.send, runtime.push_messages)
@@ -255,7 +320,14 @@ class ReplyGuard:
     # -- what members call ----------------------------------------------------------------------
 
     def announce_reply(self, handler: Handler, request: Any, state: Any) -> Any:
-        """Let a member announce one reply, in its own name and no larger than its run allows."""
+        """Let a member announce one reply in its own name.
+
+        Raises
+        ------
+        HTTPException
+            With status 400 if the request has not exactly one reply with its own objects, 403 if
+            another node is named as the sender, 413 if the reply has too many objects.
+        """
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "one reply at a time")
         metadata = request.messages_list[0].metadata
@@ -278,7 +350,11 @@ class ReplyGuard:
         return response
 
     def _expect(self, session_id: str, message_id: str, coming: Upload) -> None:
-        """Take note of a reply to a message: one that is announced again is the same."""
+        """Remember a reply that is about to be uploaded, and its session.
+
+        A reply that is announced again is the same one, whose upload goes on in another session.
+        The caller holds the lock.
+        """
         self._uploads = {
             answered_id: upload
             for answered_id, upload in self._uploads.items()
@@ -294,10 +370,19 @@ class ReplyGuard:
             self._sessions[session_id] = message_id
 
     def upload(self, handler: Handler, request: Any, state: Any) -> Any:
-        """Let a member upload what it has announced, as long as it is not too much."""
+        """Let a member upload an object of a reply that it announced.
+
+        Raises
+        ------
+        HTTPException
+            With status 413 if the reply then weighs too much; the message that it answers is
+            deleted.
+        """
         object_id = request.object_id
         content = request.object_content
-        is_true = get_object_id(content) == object_id  # Else one would be weighed for another.
+        # The id is a hash of the content. Without this check, a small object could be weighed in
+        # place of a large one.
+        is_true = get_object_id(content) == object_id
         with self._lock:
             message_id = self._sessions.get(request.session_id, "")
             upload = self._uploads.get(message_id)
@@ -307,7 +392,8 @@ class ReplyGuard:
                 return PushObjectResponse(stored=False)
             is_accepted = upload.accepts([(object_id, content)])
         if not is_accepted:
-            # The ServerApp is told at once that there will be no reply.
+            # Without the message that it answers, Flower tells the ServerApp at once that there
+            # will be no reply.
             with self._handing_on:
                 state.delete_messages(message_ins_ids={message_id})
                 with self._lock:
@@ -324,10 +410,10 @@ class ReplyGuard:
     # -- what the ServerApp calls ---------------------------------------------------------------
 
     def send(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
-        """Take note of what messages consist of."""
+        """Hand on messages of the ServerApp, and remember which objects they consist of."""
         response = handler(request=request, state=state, task=task)
         with self._lock:
-            # Taken out and put in again: the run that sent last is at the end.
+            # Taken out and put in again, so that the run that sent last is at the end.
             sent = self._sent.pop(task.run_id, SentMessages())
             self._sent[task.run_id] = sent
             while len(self._sent) > MAX_RUNS:
@@ -337,14 +423,17 @@ class ReplyGuard:
         return response
 
     def send_object(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
-        """Take note of what an object of a message weighs."""
+        """Hand on an object of a message, and remember its weight."""
         with self._lock:
             sent = self._sent.setdefault(task.run_id, SentMessages())
             sent.add(request.object_id, request.object_content)
         return handler(request=request, state=state, task=task)
 
     def pull_replies(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
-        """Return the replies of which every object has arrived, and that are within bounds."""
+        """Return the replies that are complete and within their bounds.
+
+        A reply that is not complete yet stays where it is. A reply that is too heavy is dropped.
+        """
         with self._handing_on:
             with self._lock:
                 incomplete = set()
@@ -364,7 +453,7 @@ class ReplyGuard:
         return response
 
     def _is_light(self, metadata: Any, objects: set[str], state: Any) -> bool:
-        """Return whether a reply is within its bounds, with what others have sent of it."""
+        """Return whether a complete reply is within its bounds, with objects that others sent."""
         node_id = metadata.src_node_id
         run_id = metadata.run_id
         limit = self._limit(run_id)
@@ -372,7 +461,8 @@ class ReplyGuard:
             upload = self._uploads.pop(metadata.reply_to_message_id, None)
         if upload is None or upload.pending or upload.objects != objects:
             upload = Upload(node_id, run_id, objects, limit)
-        # Flower asks nobody for an object that another member has sent already.
+        # Flower does not ask a member for an object that another member has sent already. Such
+        # objects were not weighed during this reply's upload, so they are read from Flower's store.
         not_weighed = objects - upload.sizes.keys()
         is_light = upload.accepts((i, state.get_object(run_id, i) or b"") for i in not_weighed)
         if not is_light:
@@ -380,7 +470,7 @@ class ReplyGuard:
         return is_light
 
     def _limit(self, run_id: int) -> Weight:
-        """Return what a reply may weigh."""
+        """Return the most that a reply in a run may weigh."""
         with self._lock:
             heaviest = self._sent.get(run_id, SentMessages()).weigh()
         return Weight(

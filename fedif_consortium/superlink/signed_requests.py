@@ -1,7 +1,8 @@
-"""A SuperNode's larger requests are read once their signature is known to be a registered node's.
+"""A request's body is read only if it is small, or if a registered node signed its header.
 
 Flower 1.41 parses a request, on the event loop, before it looks at the signature in its header. So
-a megabyte of two bytes over and over costs the SuperLink 20 ms and 30 MiB, from anybody.
+anybody could send a megabyte that repeats the same two bytes, and each such request would cost the
+SuperLink 20 ms and 30 MiB.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.supernode import MOST_AHEAD, MOST_BEHIND
 
 FLEET = "/v1/fleet/"
-SMALL = 4096  # Bytes of a body that costs nothing to parse: a key, a few ids.
-# Headers by name, as ASGI has them.
+SMALL = 4096  # Bytes. A body of this size, such as a key or a few ids, costs little to parse.
+# Names of headers in lower case, as ASGI gives them.
 KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
 SIGNATURE = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
 STAMP = TIMESTAMP_HEADER.lower().encode()
 LENGTH = b"content-length"
-_ONCE = (KEY, SIGNATURE, STAMP, LENGTH)
+_ONCE = (KEY, SIGNATURE, STAMP, LENGTH)  # A request that has one of these twice is refused.
 
 
 class SignedRequests:
-    """An ASGI application in front of the SuperLink.
+    """An ASGI application in front of the SuperLink that refuses requests by their headers.
+
+    It checks the requests of SuperNodes, and passes all others on.
 
     Parameters
     ----------
@@ -47,8 +50,8 @@ class SignedRequests:
     state : Callable
         Returns Flower's link state, which knows the nodes' keys.
     removed : collection of str
-        Ids of keys that nobody is let in with, whatever the link state says: a backup of it may
-        have been put back.
+        Ids of removed keys. A request with one of them is refused even if the link state knows the
+        key: a backup of the link state's database may have been put back.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class SignedRequests:
         is_nodes = scope["type"] == "http" and scope["path"].startswith(FLEET)
         if is_nodes and not await self._lets_in(scope["headers"]):
             response = PlainTextResponse("Invalid SuperNode authentication", 401)
-            response.headers["connection"] = "close"  # The body is not read.
+            response.headers["connection"] = "close"  # So that the body need not be read.
             await response(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -72,7 +75,9 @@ class SignedRequests:
         """Return whether a request's body may be read; ``lines`` are its headers."""
         times = Counter(name for name, _ in lines)
         if any(times[name] > 1 for name in _ONCE):
-            return False  # Flower reads the first of two, another reader the last.
+            # Flower reads the first of two headers, dict() below keeps the last: the one that is
+            # checked here would not be the one that counts there.
+            return False
         headers = dict(lines)
         if not _is_small(headers):
             is_node = await to_thread.run_sync(self._is_signed, headers)
@@ -87,8 +92,8 @@ class SignedRequests:
 
 
 def _is_small(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a body is small, as its headers say."""
-    # A body that states no length may have any, and so may one that comes in chunks.
+    """Return whether the headers promise a small body."""
+    # A body without a length, or one that comes in chunks, may have any size.
     if b"transfer-encoding" in headers:
         return False
     length = headers.get(LENGTH, b"none")
@@ -96,14 +101,14 @@ def _is_small(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
-    """Return whether a registered node signed a request's header.
+    """Return whether a registered node signed the time stamp in a request's headers just now.
 
     Parameters
     ----------
     headers : mapping
-        By name in small letters.
+        The headers by name, in lower case.
     state : LinkState
-        Flower's, which knows the keys.
+        Flower's link state, which knows the nodes' keys.
     """
     try:
         key = b64decode(headers[KEY], validate=True)
@@ -111,7 +116,7 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         stamp = headers[STAMP]
         signed_at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
         age = (now() - signed_at).total_seconds()
-        # What costs least first: a key is parsed, and a signature computed with, if it is known.
+        # The cheapest checks come first: only a known key is parsed, and verifies a signature.
         if not -MOST_AHEAD < age < MOST_BEHIND:
             return False
         if state.get_node_id_by_public_key(key) is None:
@@ -122,7 +127,7 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
 
 
 def removed_keys(path: Path) -> frozenset[str]:
-    """Return the ids of keys that a federation's list of removed members names.
+    """Return the ids of the keys in a federation's list of removed members, a CSV file.
 
     An id is the SHA-256, in hex, of a public key as DER (SubjectPublicKeyInfo).
     """
@@ -130,7 +135,7 @@ def removed_keys(path: Path) -> frozenset[str]:
 
 
 def _key_of(headers: Mapping[bytes, bytes]) -> str:
-    """Return the id of the key that a request names; empty: it names none."""
+    """Return the id of the key in a request's headers; empty: there is none, or it is no key."""
     try:
         return _id_of(b64decode(headers[KEY], validate=True))
     except (KeyError, ValueError, TypeError):
