@@ -1,7 +1,7 @@
-"""Serialised arrays as Flower sends them, without the copies that Flower makes.
+"""Serialised arrays as Flower sends them, read and written without the copies that Flower makes.
 
-What a reply may change of those that are no parameters: counters advance, indices stay, variances
-are some.
+The checks of arrays that are no parameters are here too: counters only advance, other integer
+arrays (indices) stay as they were, and running variances stay possible variances.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from fedif_flower.errors import ReplyError
 from fedif_flower.messages.instructions import VECTOR_RECORD
 from fedif_flower.messages.records import records_of
 
-# Batch normalisation's count of training steps: known by name, so that clients may leave it alone.
+# Batch norm's count of training steps. Arrays of this name are counters even if most clients leave
+# them as they were.
 COUNTER_NAMES = frozenset({"num_batches_tracked"})
-# No client takes more steps in one round, and int64 holds nine billion such rounds.
+# Most that a counter may advance in one round. No client takes more steps, and an int64 holds nine
+# billion such rounds.
 MAX_ADVANCE = 10**9
-# Clients' data differ in size, and so do their steps.
+# Most times the median by which a counter may advance. Clients' data differ in size, and so do the
+# numbers of their steps.
 MAX_TIMES_MEDIAN = 100
-# No round of training does more, even from fresh statistics (1) on raw pixels (about 10^4).
+# Most times the largest variance sent (at least 1) that a returned variance may be. Training does
+# not exceed that even from fresh statistics (1) on raw pixels (about 10^4).
 MAX_VARIANCE_GROWTH = 1e6
 NUMPY_SERIALIZATION = "numpy.ndarray"
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Name, shape and dtype that an array must have, and the bytes it then begins with."""
+    """The name, shape and dtype that an array must have, and its header in NumPy's format."""
 
     name: str
     shape: tuple[int, ...]
@@ -59,17 +63,17 @@ class ArraySpec:
         return np.issubdtype(self.dtype, np.floating)
 
     def view(self, array: Array) -> NDArray[np.generic]:
-        """Return a read-only view of a serialised array, if it is one of this kind.
+        """Return the values of a serialised array: a read-only view, or a converted copy.
 
-        Floating-point numbers of another width are converted.
+        Floating-point numbers of another width are converted to this dtype.
 
         Raises
         ------
         ReplyError
-            Naming the array and what is wrong with it.
+            If the array is not of this shape and dtype. The error names it.
         """
-        # What an honest client sends begins with the very bytes that the server sent before its
-        # own: nothing is parsed then.
+        # An honest client's array begins with the same header bytes as the server's. Then the
+        # header need not be parsed.
         if array.stype == NUMPY_SERIALIZATION and self._begins(array.data):
             flat = np.frombuffer(array.data, dtype=self.dtype, offset=len(self.header))
             return flat.reshape(self.shape)
@@ -78,7 +82,7 @@ class ArraySpec:
         except ReplyError as error:
             raise ReplyError(f"array {self.name!r}: {error}") from error
         if self.is_floating and view.dtype.kind == "f" and view.dtype.itemsize <= 8:
-            with np.errstate(over="ignore"):  # what does not fit is Inf, and refused as such
+            with np.errstate(over="ignore"):  # Values that do not fit become Inf: refused later.
                 view = view.astype(self.dtype)
         if view.dtype != self.dtype:
             raise ReplyError(f"array {self.name!r} has dtype {view.dtype}, not {self.dtype}")
@@ -87,18 +91,18 @@ class ArraySpec:
         return view
 
     def _begins(self, data: bytes) -> bool:
-        """Tell whether bytes are those of such an array: its header, and as much as it says."""
+        """Return whether bytes begin with this array's header and have the length it states."""
         expected = len(self.header) + self.size * self.dtype.itemsize
         return len(data) == expected and data.startswith(self.header)
 
 
 def arrays_of(content: RecordDict) -> ArrayRecord:
-    """Return a reply's arrays of the model, beside which a local method's may stand.
+    """Return the record of a reply's model arrays; a local method's own record is left aside.
 
     Raises
     ------
     ReplyError
-        If there are none, or more.
+        If the reply has no such record, or several.
     """
     records = records_of(content, ArrayRecord)
     records.pop(VECTOR_RECORD, None)
@@ -148,7 +152,7 @@ def pack_array(values: NDArray[np.generic]) -> Array:
 
 
 def _header(values: NDArray[np.generic]) -> bytes:
-    """Return the bytes before an array's own in NumPy's format."""
+    """Return the bytes that stand before an array's values in NumPy's format."""
     described = npy.header_data_from_array_1_0(np.asarray(values, order="C"))
     header = BytesIO()
     npy.write_array_header_1_0(header, described)
@@ -156,19 +160,20 @@ def _header(values: NDArray[np.generic]) -> bytes:
 
 
 def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[np.generic]) -> int:
-    """Return the largest advance of any element; 0 if the array is as it was.
+    """Return how far a counter advanced: the largest of its elements; 0 if the array is unchanged.
 
     Parameters
     ----------
     name : str
-        The array's, for the error.
+        The array's name, for the error.
     received, returned : NDArray
         The array as the server sent it and as the client returned it, of one shape.
 
     Raises
     ------
     ReplyError
-        If an element went back, advanced by more than ``MAX_ADVANCE``, or is no integer.
+        If an element went back or advanced by more than ``MAX_ADVANCE``, or if the array changed
+        and does not hold integers or booleans.
     """
     if np.array_equal(received, returned):
         return 0
@@ -176,7 +181,7 @@ def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[
         raise ReplyError(f"array {name!r} of {received.dtype} was changed")
     if np.less(returned, received).any():
         raise ReplyError(f"integer array {name!r} went back: no counter does")
-    # Differences of 64-bit integers are exact modulo 2^64, and none is negative here.
+    # Differences in uint64 are exact modulo 2^64, and none is negative here.
     advance = int((returned.astype(np.uint64) - received.astype(np.uint64)).max())
     if advance > MAX_ADVANCE:
         raise ReplyError(f"integer array {name!r} advances by {advance}, beyond {MAX_ADVANCE}")
@@ -184,21 +189,22 @@ def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[
 
 
 def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
-    """Return the replies whose integer arrays no honest client would send, with the reason.
+    """Return reasons to refuse replies whose integer arrays changed as no honest client's do.
 
-    An array that more than half of the replies advance is a counter, and so is one that is known
-    by name; any other is an index, which stays as it was. No reply may advance a counter by more
-    than ``MAX_TIMES_MEDIAN`` times the (lower) median of the replies that advance it.
+    An array is a counter if more than half of the replies advance it, or if its name is in
+    ``COUNTER_NAMES``. Any other array is an index, and must stay as it was. No reply may advance a
+    counter by more than ``MAX_TIMES_MEDIAN`` times the (lower) median over the replies that advance
+    it.
 
     Parameters
     ----------
     advances : sequence of mapping of str to int
-        For each reply, the arrays that it changed and by how much, > 0.
+        For each reply, the arrays that it changed and how far each advanced, > 0.
 
     Returns
     -------
     dict of int to str
-        Reasons by position in ``advances``.
+        Reasons by position in ``advances``; replies that are fine are left out.
     """
     names: set[str] = set()
     for by_name in advances:
@@ -216,7 +222,7 @@ def refuse_advances(advances: Sequence[Mapping[str, int]]) -> dict[int, str]:
                 reason = f"integer array {name!r} advances by {step}; the median is {median}"
             else:
                 continue
-            reasons.setdefault(position, reason)  # The first that is wrong with a reply.
+            reasons.setdefault(position, reason)  # A reply's first fault is its reason.
     return reasons
 
 
@@ -231,24 +237,24 @@ def is_variance(name: str) -> bool:
 
 
 def _last_part(name: str) -> str:
-    """Return what an array is called in its own module: ``running_var`` of ``norm.running_var``."""
+    """Return an array's name in its own module: ``running_var`` for ``norm.running_var``."""
     return name.rpartition(".")[2]
 
 
 def check_variance(name: str, returned: NDArray[np.generic], sent: float) -> None:
-    """Raise ReplyError if ``returned`` cannot be variances, ``sent`` being the largest before.
+    """Raise ReplyError if running variances are below 0 or grew more than training can do.
 
-    The model takes their square root: a single one below 0 would make every output NaN. 0 is what
-    a dead channel has.
+    The model takes their square root: a single one below 0 would make every output NaN. A variance
+    of 0 is allowed, since a dead channel has it.
 
     Parameters
     ----------
     name : str
-        The array's, for the error.
+        The array's name, for the error.
     returned : NDArray
         The running variances that a client returned.
     sent : float
-        The largest variance that the server sent.
+        The largest variance of the array that the server sent; infinite: no upper bound.
     """
     smallest = float(returned.min(initial=np.inf))
     largest = float(returned.max(initial=-np.inf))

@@ -14,7 +14,7 @@ DEVICES = r"^(auto|cpu|cuda(:\d+)?|mps)$"
 
 
 class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
-    """What a client is told of a run: its task, its training, who misbehaves, and the seed."""
+    """The settings of a run that clients get: task, training, attack, local method and seed."""
 
     num_clients: int = setting(
         100,

@@ -9,26 +9,29 @@ from dataclasses import dataclass, field
 from fedif_flower.messages.text import one_line, printable
 
 UNKNOWN_PARTITION = -1
-_SHORT_ID = 8  # Digits of a node id that logs show.
+_SHORT_ID = 8  # How many digits of a node id logs show.
 
 
 @dataclass(frozen=True, order=True)
 class ClientNode:
-    """One client as the server knows it, in the order in which replies are aggregated.
+    """One client as the server knows it.
+
+    Nodes compare by partition id first: sorted, they stand in the order in which their replies
+    are aggregated.
 
     Attributes
     ----------
     partition_id : int
-        Which part of the data it holds; -1 if it has not said so.
+        Which part of the data the client holds; -1 if the client has not said so.
     node_id : int
-        Flower's id, by which it is reached.
+        Flower's id, to which messages are sent.
     attack : str
-        What a node in a demo or test says of its own behaviour; empty: nothing said. Only ever
-        used to mark clients in a report.
+        The attack that a node in a demo or test says it carries out; empty if it says nothing.
+        Reports mark clients by it; nothing else depends on it.
     name : str
-        What the operator calls it; empty: nothing.
+        The operator's name for the client; empty if there is none.
     note : str
-        What is odd about it, for logs and reports.
+        What is odd about the client, for logs and reports.
     is_simulated : bool
         Whether Flower gives the client another node id in every run.
     """
@@ -41,7 +44,7 @@ class ClientNode:
     is_simulated: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Make all text fit for logs and tables: a node may have said it of itself."""
+        """Make all texts fit for logs and tables: they may come from the node itself."""
         for field_name, max_length, clean in (
             ("attack", 40, printable),
             ("name", 80, one_line),
@@ -53,10 +56,10 @@ class ClientNode:
 
     @property
     def client_id(self) -> int:
-        """The key of every score: the node id, or the partition where clients are simulated.
+        """The key of the client's scores: its node id, or in a simulation its partition id.
 
-        Authenticated SuperNodes keep their node id for good. Elsewhere than in a simulation a
-        partition id is no more than a client's claim, under which nothing may be inherited.
+        Authenticated SuperNodes keep their node id for good. Outside a simulation a partition id
+        is only what the client claims, so nobody may inherit scores by naming one.
         """
         if self.is_simulated:
             return self.partition_id
@@ -64,12 +67,12 @@ class ClientNode:
 
     @property
     def called(self) -> str:
-        """What it is called (see :func:`called`)."""
+        """The client's name for people (see :func:`called`)."""
         return called(self.client_id, self.partition_id, self.name)
 
     @property
     def label(self) -> str:
-        """How a log names it: what it is called, with a short node id where that lasts."""
+        """The client's name in logs: with its short node id, unless the client is simulated."""
         node = called(self.node_id, UNKNOWN_PARTITION)
         if self.is_simulated or self.called == node:
             return self.called
@@ -77,16 +80,18 @@ class ClientNode:
 
 
 def called(client_id: int, partition_id: int, name: str = "") -> str:
-    """Return what a client is called everywhere: ``hospital-a``, ``client 4`` or ``node 17..``.
+    """Return a client's name for people: ``hospital-a``, ``client 4`` or ``node 17..``.
+
+    Logs, tables and reports all use this name.
 
     Parameters
     ----------
     client_id : int
-        The key of its scores, which names it where nothing else is known.
+        The key of the client's scores. It makes the name where nothing else is known.
     partition_id : int
-        Which part of the data it holds; -1 if that is not known.
+        Which part of the data the client holds; -1 if that is not known.
     name : str
-        What the operator calls it; empty: nothing.
+        The operator's name for the client; empty if there is none.
     """
     if name:
         return name
@@ -99,13 +104,13 @@ def called(client_id: int, partition_id: int, name: str = "") -> str:
 
 
 def all_different(names: Mapping[int, str]) -> dict[int, str]:
-    """Return names by client id, with the id behind those that several have."""
+    """Return names by client id, where equal names are made different by adding the client id."""
     different = dict(names)
     while True:
         counts = Counter(different.values())
         if len(counts) == len(different):
             return different
-        # With an id behind it, a name may be one that somebody has: then both get theirs.
+        # A name with an id added may equal another client's name: the loop then adds ids to both.
         for client_id, name in different.items():
             if counts[name] > 1:
                 different[client_id] = f"{name} ({client_id})"

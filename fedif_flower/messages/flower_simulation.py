@@ -1,4 +1,4 @@
-"""Flower's own simulation, with replies that are handed over as they come."""
+"""Flower's own simulation, made to hand over each reply as it comes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from fedif_flower.messages.polling_grid import ForwardingGrid
 
 
 class FlowerSimulation(ForwardingGrid):
-    """Hands every call on to Flower's ``InMemoryGrid``, but looks for the replies itself.
+    """Hands every call on to Flower's ``InMemoryGrid``, but looks for replies itself.
 
-    Flower's own ``send_and_receive`` keeps all replies of a round until the last has come.
+    Flower's own ``send_and_receive`` keeps all replies of a round in memory until the last has
+    come.
 
     Parameters
     ----------
     grid : Grid
-        Flower's.
+        Flower's ``InMemoryGrid``.
     """
 
     inner: Any
-    reliable = True  # No client can make it wait or raise.
+    reliable = True  # No client can make this grid wait or raise.
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._missing: set[str] = set()  # Messages without a reply when the round closed.
+        self._missing: set[str] = set()  # Ids of messages without a reply when their round closed.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -41,7 +42,9 @@ class FlowerSimulation(ForwardingGrid):
     def stream_replies(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Send messages now; return an iterator over the replies as they come, kept nowhere else.
+        """Send messages now; return an iterator over the replies as they come.
+
+        The grid keeps no reply that it has handed over.
 
         Parameters
         ----------
@@ -51,14 +54,14 @@ class FlowerSimulation(ForwardingGrid):
             Seconds; ``None``: wait for as long as it takes.
         """
         if self._missing:
-            # What came too late would stay in Flower's memory: it is fetched, and let go.
+            # Replies that came too late would stay in Flower's memory: fetching them frees it.
             self.pull_messages(self._missing)
             self._missing = set()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         return self._replies(set(self.push_messages(messages)), deadline)
 
     def _replies(self, waiting: set[str], deadline: float) -> Iterator[Message]:
-        """Yield replies until all are there, time is over, or nobody asks for more."""
+        """Yield replies until all have come, time is over, or the caller takes no more."""
         try:
             while waiting and time.monotonic() < deadline:
                 there = deque(self.pull_messages(waiting))

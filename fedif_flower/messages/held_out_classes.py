@@ -1,4 +1,4 @@
-"""Which classes the server's held-out data can hardly value, as members are told beforehand."""
+"""Which classes the server's held-out data hardly cover: members learn it before they train."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import refused_as
 
-HELD_OUT_CLASSES_KEY = "held-out-classes"  # In a run's instructions, where there are such.
-MOST_LABELS = 100_000  # Of a kind: a list of so many may go on.
-_LARGEST_LABEL = 2**63 - 1  # Of a tensor.
+HELD_OUT_CLASSES_KEY = "held-out-classes"  # In a run's instructions, if a class has too few.
+# Each list is cut off at this length: one that has it may be incomplete.
+MOST_LABELS = 100_000
+_LARGEST_LABEL = 2**63 - 1  # Labels are int64 in a tensor.
 
 _Label = Annotated[int, Field(ge=0, le=_LARGEST_LABEL)]
 
 
 class _Told(BaseModel):
-    """What is in a message."""
+    """The JSON object in a run's instructions."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -30,14 +31,14 @@ class _Told(BaseModel):
 
 @dataclass(frozen=True)
 class HeldOutClasses:
-    """The classes of which no held-out example counts, or only a few do.
+    """The classes for which no held-out example counts (missing), or only a few (rare).
 
-    How many there are of these is not told.
+    Members do not learn how many held-out examples a class has.
 
     Attributes
     ----------
     missing, rare : tuple of int
-        Labels, in order; none is in both.
+        Labels in ascending order. No label is in both.
     """
 
     missing: tuple[int, ...] = ()
@@ -45,17 +46,17 @@ class HeldOutClasses:
 
     @classmethod
     def of(cls, missing: Collection[int], rare: Collection[int]) -> HeldOutClasses:
-        """Return them in order; a class that is in both is missing."""
+        """Sort the labels; a class that is in both collections counts as missing."""
         return cls(tuple(sorted(set(missing))), tuple(sorted(set(rare) - set(missing))))
 
     def union(self, other: HeldOutClasses) -> HeldOutClasses:
-        """Return those that either of two sets lacks, or has only a few examples of."""
+        """Return the classes that are missing or rare in either of two held-out sets."""
         return self.of((*self.missing, *other.missing), (*self.rare, *other.rare))
 
     def to_config(self) -> dict[str, str]:
-        """Return what is added to a run's instructions; nothing where each class has enough.
+        """Return what is added to a run's instructions; empty if every class has enough examples.
 
-        Of each kind it is the first 100,000 classes at most.
+        Each list has at most its first 100,000 classes.
         """
         if not self.missing and not self.rare:
             return {}
@@ -64,12 +65,12 @@ class HeldOutClasses:
 
 
 def read_held_out_classes(received: Mapping[str, object]) -> HeldOutClasses:
-    """Return what a run's instructions say; nothing where they do not.
+    """Return the classes that a run's instructions name; none if they name none.
 
     Raises
     ------
     ConfigError
-        If it cannot be read.
+        If the entry cannot be read.
     """
     text = received.get(HELD_OUT_CLASSES_KEY)
     if text is None:

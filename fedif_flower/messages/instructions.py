@@ -25,18 +25,24 @@ RUN_KEY = "run"
 RUN_ID_KEY = "run-id"
 COLLUSION_KEY = "collusion"  # Whether accomplices see each other's updates before they are sent.
 RECEIPTS_KEY = "receipts"  # Whether members get receipts, and so remember what they sent.
-# Of arrays beside the model's: a local method's vector, in both directions, and its reports.
+# The record of arrays beside the model: a local method's vector, in messages and replies, and the
+# method's reports, in replies.
 VECTOR_RECORD = VECTOR_KEY = "local-method"
-TAKEN_RECORD = "local-method-taken"  # What became of the last vector that a client sent.
+# The record that tells a client which of its vectors the server took in last: of which round, and
+# multiplied by which factor.
+TAKEN_RECORD = "local-method-taken"
 TAKEN_ROUND_KEY = "server-round"
 TAKEN_FACTOR_KEY = "factor"
-GUIDE_RECORD = "local-guide"  # What a local method's guide tells one client.
-MEMORIES = ("attack", "method")  # Who may remember something at a client from round to round.
-ACCOMPLICE_KEY = "accomplice"  # In a reply that waits for what its accomplices send.
+GUIDE_RECORD = "local-guide"  # The record with what a local method's guide tells one client.
+# The parts of a client that may remember something from round to round.
+MEMORIES = ("attack", "method")
+# The record that marks a reply of an attacker whose update has still to be agreed on with its
+# accomplices'.
+ACCOMPLICE_KEY = "accomplice"
 
 
 def memory_key(kind: str, run: str) -> str:
-    """Return where a node's state has what one of :data:`MEMORIES` keeps of a run."""
+    """Return the key, in a node's state, of what one of :data:`MEMORIES` remembers of a run."""
     return f"{kind}-memory.{run}"
 
 
@@ -48,20 +54,20 @@ def instructions(
     run_id: str = "",
     more: Mapping[str, bool | int | float | str] = MappingProxyType({}),
 ) -> ConfigRecord:
-    """Return what clients need beside the model.
+    """Return the config that clients get beside the model.
 
     Parameters
     ----------
     config : ClientConfig
         The settings.
     task : Task
-        The server's: its name, and what it says of the server's data.
+        The server's task. Clients are sent its name and its facts about the server's data.
     run : str
-        Which run it is: a simulated node may work for several at a time.
+        The run's name for clients: a simulated node may work for several runs at a time.
     run_id : str
-        Drawn for this run alone, which members sign; empty: they sign nothing.
-    more : mapping
-        What parts of the run tell clients, by key.
+        A random name of this run alone, which members sign; empty if they sign nothing.
+    more : mapping of str to bool, int, float or str
+        Further entries, which parts of the run tell clients.
     """
     return ConfigRecord(
         {
@@ -76,17 +82,18 @@ def instructions(
 
 
 def told_config(received: ConfigRecord) -> dict[str, Any]:
-    """Return the settings that the server sent, unchecked, by run-config key."""
+    """Return the settings that the server sent, by run-config key, without checking them."""
     return dict(json.loads(str(received[CONFIG_KEY])))
 
 
 def read_config(received: ConfigRecord) -> ClientConfig:
-    """Return the settings that the server sent.
+    """Return the settings that the server sent, checked.
 
     Raises
     ------
     ConfigError
-        If one is wrong, or left out: a member's policy judges what is there.
+        If a setting is wrong, unknown or missing. A missing setting is refused because a member's
+        policy judges only the settings that are in the message.
     """
     from fedif_flower.messages.client_config import ClientConfig
 
@@ -99,7 +106,7 @@ def read_config(received: ConfigRecord) -> ClientConfig:
 
 
 def round_of(message: Message) -> int | None:
-    """Return the round that a message says it is of, if it does."""
+    """Return the round that a message names, ``None`` if it names none."""
     if not message.has_content():
         return None
     for record in records_of(message.content, ConfigRecord).values():

@@ -1,9 +1,9 @@
-"""Flower's ``ArrayRecord`` <-> the vectors the server computes with.
+"""Conversion between Flower's ``ArrayRecord`` and the vectors that the server computes with.
 
 A model is three things here: the vector of its trainable parameters, the vector of its other
 floating-point arrays (frozen parameters, batch-norm statistics), and its integer arrays
-(``num_batches_tracked``). What cannot be averaged (complex numbers, masks of -inf) stays as it
-was sent. Nothing outside this file knows how they lie in a record.
+(``num_batches_tracked``). Arrays that cannot be averaged (complex numbers, masks of -inf) stay as
+they were sent. Nothing outside this file knows where an array lies in the vectors.
 """
 
 from __future__ import annotations
@@ -33,16 +33,24 @@ from fedif_flower.messages.arrays import (
 from fedif_flower.messages.names import Names, names_in_model, reply_mismatch
 from fedif_flower.round import ModelVectors
 
-# Beyond this a model is absurd, and squares of its 10^8 values would leave float32.
+# Largest magnitude of a value in a reply. No sane model has larger ones, and a sum of 10^8 squares
+# of larger ones would overflow float32.
 MAX_MAGNITUDE = 1e15
-# A block of a model and of an update stay in the cache between two passes over them.
+# Elements of a block: one of a model and one of an update fit into the processor's cache together.
 _BLOCK = 1 << 16
 
 
 class UnpackedUpdate(NamedTuple):
-    """Squared norm of a client's update over trainable parameters; its integer arrays.
+    """What is kept of a client's reply beside its rows ``[d]`` and ``[b]``.
 
-    ``advances`` has how far each integer array advanced that changed.
+    Attributes
+    ----------
+    squared_norm : float
+        Of the update over trainable parameters.
+    counters : dict of str to Tensor
+        All integer arrays of the client's model, by their names in the record.
+    advances : dict of str to int
+        How far each integer array advanced, for those that changed, by their names in the model.
     """
 
     squared_norm: float
@@ -69,7 +77,7 @@ class ParameterLayout:
     tied : mapping of str to str
         Second names of arrays that the record has twice, and their first names.
     called : mapping of str to str
-        What a model of the server's own calls arrays, where it has another name for them.
+        Names in the server's own model, by names in the record, where the two differ.
     """
 
     trainable: tuple[ArraySpec, ...]
@@ -88,7 +96,7 @@ class ParameterLayout:
         tied_keys: Mapping[str, str] | None = None,
         names: Names | None = None,
     ) -> ParameterLayout:
-        """Read the layout off a record.
+        """Return the layout of a record.
 
         Parameters
         ----------
@@ -96,18 +104,20 @@ class ParameterLayout:
             The global model as it is sent to clients.
         trainable_keys : sequence of str, optional
             The names of the trainable parameters, in the order of the vector. ``None``: every
-            floating-point array with finite values is taken to be trainable, but batch norm's
-            running statistics.
+            floating-point array with finite values counts as trainable, except batch norm's running
+            statistics.
         tied_keys : mapping of str to str, optional
-            Second names of arrays, and their first names; those not in the record are left out.
+            First names of tied arrays by their second names. A second name that is not in the
+            record is left out.
         names : mapping of str to str, or callable, optional
-            What ``trainable_keys`` and ``tied_keys`` call an array, by its name in the record.
+            From a name in the record to the name in ``trainable_keys`` and ``tied_keys``.
 
         Raises
         ------
         ValueError
-            If a trainable key is missing from the record or is not floating point, tied arrays
-            differ, or an array can neither be averaged nor stay as it is.
+            If a trainable key is missing from the record or is no array of finite floating-point
+            numbers, if tied arrays differ, or if an array has NaN, or no numbers in this machine's
+            byte order.
         """
         values = {name: view_array(array) for name, array in arrays.items()}
         _require_numbers(values)
@@ -135,11 +145,11 @@ class ParameterLayout:
 
     @property
     def parameter_names(self) -> list[str]:
-        """What a model of the server's own calls the trainable arrays, in their order."""
+        """The trainable arrays' names in the server's own model, in the order of the vector."""
         return [self.own_name(spec.name) for spec in self.trainable]
 
     def own_name(self, name: str) -> str:
-        """Return what a model of the server's own calls an array."""
+        """Return an array's name in the server's own model, by its name in the record."""
         return self.called.get(name, name)
 
     @cached_property
@@ -154,7 +164,7 @@ class ParameterLayout:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """float64 where the model has it, float32 otherwise."""
+        """The vectors' dtype: float64 if an array of the model has it, float32 otherwise."""
         for spec in (*self.trainable, *self.buffers):
             if spec.dtype == np.float64:
                 return torch.float64
@@ -162,18 +172,18 @@ class ParameterLayout:
 
     @cached_property
     def narrows(self) -> bool:
-        """Whether an array is narrower than the vectors: a record then holds rounded values."""
+        """Whether an array is narrower than the vectors: a record then rounds their values."""
         width = self.dtype.itemsize
         return any(spec.dtype.itemsize < width for spec in (*self.trainable, *self.buffers))
 
     def views(self, arrays: Mapping[str, Array]) -> dict[str, NDArray[np.generic]]:
-        """Return views of a record's arrays by name.
+        """Return views of a record's arrays by name, without constants and second names.
 
         Raises
         ------
         ReplyError
-            Unless it has exactly this layout's names, shapes and dtypes, and what nobody may
-            change is as it was sent.
+            Unless the record has exactly this layout's names, shapes and dtypes, constants are as
+            they were sent, and tied arrays are equal.
         """
         missing = set(self.order) - set(arrays)
         extra = set(arrays) - set(self.order)
@@ -199,31 +209,38 @@ class ParameterLayout:
         update: Tensor,
         buffer_update: Tensor,
     ) -> UnpackedUpdate:
-        """Write a reply's record, less the model it came from, into two vectors.
+        """Write a reply's model minus the model that the client received into two vectors.
 
-        One pass over the reply: it is read, subtracted, measured and written block by block.
+        This takes one pass over the reply: it is read, subtracted, measured and written block by
+        block.
 
         Parameters
         ----------
         arrays : mapping of str to Array
-            What a client sent back.
+            The model that a client sent back.
         received : ModelVectors
-            The model it had received, on the CPU.
+            The model that the client had received, on the CPU.
         update, buffer_update : Tensor
-            ``[d]`` and ``[b]``, on the CPU: where the differences go.
+            ``[d]`` and ``[b]``, on the CPU: the differences are written into these.
+
+        Returns
+        -------
+        UnpackedUpdate
+            The update's squared norm, and the client's integer arrays.
 
         Raises
         ------
         ReplyError
-            If the arrays are not the layout's, a value is NaN, infinite or beyond
-            ``MAX_MAGNITUDE``, a variance is none, or an integer array changed as no counter does
-            (see :mod:`fedif_flower.messages.arrays`).
+            If the arrays do not have this layout, a value is NaN or infinite or above
+            ``MAX_MAGNITUDE``, a running variance is impossible, or an integer array changed as no
+            counter does (see :mod:`fedif_flower.messages.arrays`).
         """
         views = self.views(arrays)
         self._check_variances(views, received.buffers)
         squared_norm = _subtract(self.trainable, views, received.params, update, MAX_MAGNITUDE)
         _subtract(self.buffers, views, received.buffers, buffer_update, MAX_MAGNITUDE)
-        # What did not change is the received model's own: an index of millions is not copied.
+        # Unchanged arrays are shared with the received model, since an index may have millions of
+        # values.
         counters = dict(received.counters)
         advances = {}
         for spec in self.counters:
@@ -237,23 +254,29 @@ class ParameterLayout:
     def _check_variances(
         self, views: Mapping[str, NDArray[np.generic]], received_buffers: Tensor
     ) -> None:
-        """Raise ReplyError if running variances of a reply cannot be variances."""
+        """Raise ReplyError if a reply's running variances are impossible."""
         sent = self.split_buffers(received_buffers)
         for spec in (*self.trainable, *self.buffers):
             model_name = self.own_name(spec.name)
             if not is_variance(model_name) or not spec.size:
                 continue
-            largest = math.inf  # One that is trained may grow without limit.
+            largest = math.inf  # A variance that is trained as a parameter has no upper bound.
             if model_name in sent:
                 largest = float(sent[model_name].max())
             check_variance(spec.name, views[spec.name], largest)
 
     def to_vectors(self, arrays: Mapping[str, Array]) -> ModelVectors:
-        """Copy a record of this layout into new vectors on the CPU."""
+        """Copy a record of this layout into new vectors on the CPU.
+
+        Raises
+        ------
+        ReplyError
+            If the record does not have this layout, or a value is NaN or infinite.
+        """
         views = self.views(arrays)
         params = torch.zeros(self.num_params, dtype=self.dtype)
         buffers = torch.zeros(self.num_buffers, dtype=self.dtype)
-        # Less a vector of zeros, which becomes the copy.
+        # Subtracting a vector of zeros, in place, copies and checks the values in one pass.
         _subtract(self.trainable, views, params, params, math.inf)
         _subtract(self.buffers, views, buffers, buffers, math.inf)
         counters = {}
@@ -272,9 +295,9 @@ class ParameterLayout:
         return ArrayRecord({name: packed[self.tied.get(name, name)] for name in self.order})
 
     def named_buffers(self, vectors: ModelVectors) -> dict[str, Tensor]:
-        """Return floating-point buffers as named views of ``vectors.buffers``, and the others.
+        """Return all arrays that are not trained, by their names in the server's own model.
 
-        The names are those of the server's own model.
+        Floating-point buffers are views of ``vectors.buffers``; counters and constants come too.
         """
         named: dict[str, Tensor] = {}
         for name, values in self.constants.items():
@@ -284,7 +307,7 @@ class ParameterLayout:
         return {**named, **self.split_buffers(vectors.buffers)}
 
     def split_buffers(self, buffers: Tensor) -> dict[str, Tensor]:
-        """Return ``buffers`` [..., b] as views ``[..., *shape]``, by the server's own names."""
+        """Return views ``[..., *shape]`` of ``buffers`` [..., b], by the server model's names."""
         leading = buffers.shape[:-1]
         views = {}
         for spec, place in _places(self.buffers):
@@ -293,7 +316,7 @@ class ParameterLayout:
 
 
 class _Kinds(NamedTuple):
-    """A record's arrays by name, each but for tied ones: all of them, and by what they are."""
+    """A record's arrays without second names of tied ones: ``specs`` has all, the others a kind."""
 
     specs: dict[str, ArraySpec]
     constants: dict[str, NDArray[np.generic]]
@@ -302,7 +325,7 @@ class _Kinds(NamedTuple):
 
 
 def _sort_arrays(values: Mapping[str, NDArray[np.generic]], tied: Collection[str]) -> _Kinds:
-    """Return a record's arrays by kind; a tied array is one array, and is there once."""
+    """Return a record's arrays by kind; a tied array counts once, under its first name."""
     kinds = _Kinds({}, {}, {}, [])
     for name, array in values.items():
         if name in tied:
@@ -319,7 +342,7 @@ def _sort_arrays(values: Mapping[str, NDArray[np.generic]], tied: Collection[str
 
 
 def _tied_as_sent(tied_keys: Mapping[str, str], sent_as: Mapping[str, str]) -> dict[str, str]:
-    """Return second names and first names of tied arrays, as they are in the record."""
+    """Return first names of tied arrays by second names, both as they are in the record."""
     tied = {}
     for second, first in tied_keys.items():
         if second in sent_as:
@@ -328,7 +351,7 @@ def _tied_as_sent(tied_keys: Mapping[str, str], sent_as: Mapping[str, str]) -> d
 
 
 def _require_same(tied: Mapping[str, str], values: Mapping[str, NDArray[np.generic]]) -> None:
-    """Raise ValueError if arrays that are one in the model are not in the record."""
+    """Raise ValueError if arrays that are tied in the model differ in the record."""
     for name, first in tied.items():
         if first not in values or not _same(values[name], values[first]):
             raise ValueError(f"{name!r} and {first!r} are one array in the model, but not here")
@@ -337,7 +360,7 @@ def _require_same(tied: Mapping[str, str], values: Mapping[str, NDArray[np.gener
 def _require_trainable(
     trainable: Sequence[str], specs: Mapping[str, ArraySpec], floating: Collection[str]
 ) -> None:
-    """Raise ValueError if an array that is to be trained is not sent, or cannot be trained."""
+    """Raise ValueError if a trainable array is not sent, or is not finite floating point."""
     unsent = [name for name in trainable if name not in specs]
     if unsent:
         raise ValueError(
@@ -353,7 +376,7 @@ def _require_trainable(
 
 
 def _places(specs: Iterable[ArraySpec]) -> Iterator[tuple[ArraySpec, slice]]:
-    """Yield where each array lies in a vector."""
+    """Yield each array with its place in the vector."""
     start = 0
     for spec in specs:
         yield spec, slice(start, start + spec.size)
@@ -366,7 +389,7 @@ def _pack(specs: Iterable[ArraySpec], vector: Tensor) -> dict[str, Array]:
     packed = {}
     for spec, place in _places(specs):
         array = values[place].reshape(spec.shape)
-        with np.errstate(over="ignore"):  # What does not fit is Inf, as ArraySpec.view has it.
+        with np.errstate(over="ignore"):  # Values that do not fit become Inf, as in ArraySpec.view.
             packed[spec.name] = pack_array(array.astype(spec.dtype, copy=False))
     return packed
 
@@ -378,20 +401,21 @@ def _subtract(
     target: Tensor,
     max_magnitude: float,
 ) -> float:
-    """Write the views less ``reference`` into ``target``; return its squared norm.
+    """Write the views minus ``reference`` into ``target``; return the squared norm of the result.
 
     Raises
     ------
     ReplyError
-        If a value is NaN, infinite or too large.
+        If a value of the views is NaN, infinite or beyond ``max_magnitude``.
     """
     squared_norm = 0.0
-    with np.errstate(all="ignore"):  # What overflows is refused below.
+    with np.errstate(all="ignore"):  # Values that overflow are refused below.
         for spec, place in _places(specs):
             values = views[spec.name].reshape(-1)
             difference = target.numpy()[place]
             squared_norm += _write_difference(values, reference.numpy()[place], difference)
-    # NaN and Inf show in the norm, and so does any value that is too large.
+    # NaN, Inf and values that are too large show in the norm, so the values themselves are searched
+    # only where the norm is odd.
     if not (math.isfinite(squared_norm) and squared_norm <= max_magnitude**2):
         for spec in specs:
             require_believable(spec.name, views[spec.name], max_magnitude)
@@ -401,9 +425,9 @@ def _subtract(
 def _write_difference(
     values: NDArray[np.generic], reference: NDArray[np.generic], difference: NDArray[np.generic]
 ) -> float:
-    """Write values ``[k]`` less others into a third array, block by block; return its square sum.
+    """Write ``values`` minus ``reference`` into ``difference``, all ``[k]``; return its square sum.
 
-    A block is still in the processor's cache when it is measured.
+    The work goes block by block: a block is still in the processor's cache when it is squared.
     """
     squared_norm = 0.0
     for first in range(0, len(values), _BLOCK):
@@ -416,7 +440,7 @@ def _write_difference(
 def require_believable(
     name: str, values: NDArray[np.generic], max_magnitude: float = MAX_MAGNITUDE
 ) -> None:
-    """Raise ReplyError if a value is NaN, infinite or too large."""
+    """Raise ReplyError if a value is NaN, infinite or beyond ``max_magnitude``."""
     if not np.isfinite(values).all():
         raise ReplyError(f"array {name!r} has NaN or Inf")
     largest = float(np.abs(values).max(initial=0))
@@ -425,7 +449,7 @@ def require_believable(
 
 
 def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
-    """Raise ValueError if an array of the global model holds NaN, or no numbers."""
+    """Raise ValueError if an array of the global model holds NaN, or no numbers of native order."""
     for name, array in values.items():
         if array.dtype.kind not in "fiubc" or not array.dtype.isnative:
             allowed = "numbers in this machine's byte order"
@@ -435,7 +459,7 @@ def _require_numbers(values: Mapping[str, NDArray[np.generic]]) -> None:
 
 
 def _is_constant(values: NDArray[np.generic]) -> bool:
-    """Tell whether an array can only stay as it is: no mean of it has a meaning."""
+    """Return whether an array has to stay as it is, because a mean of it has no meaning."""
     if values.dtype.kind == "c":
         return True
     return values.dtype.kind == "f" and not np.isfinite(values).all()

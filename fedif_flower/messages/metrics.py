@@ -1,6 +1,6 @@
-"""What a client reports beside its model, how far it is believed, and means of it.
+"""What clients report beside their models: its screening, and means over the clients.
 
-No client can steer a mean far, and none can stop them.
+No client can move a mean far, and no report can stop the server.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 
-_LOSSES = ("train-loss", "loss")  # What members call their training loss.
+_LOSSES = ("train-loss", "loss")  # Names under which members report their training loss.
 TRAIN_LOSS = "train-loss"
 TRAIN_SECONDS = "train-seconds"
-# Larger values are no figure of a training; their sums would leave floating point.
+# No metric of a training is larger; sums of larger values could overflow.
 MAX_METRIC = 1e15
-# Beside its model, a reply may hold so many bytes; all clients' are kept until the round ends.
+# Most bytes that a reply may hold beside its model. The server keeps those of all clients until the
+# round ends.
 MAX_RECORD_BYTES = 4 << 20
-# Notes on one reply: more would fill logs.
+# Most notes on one reply: more would fill the logs.
 MAX_NOTES = 10
 MetricsAggregation = Callable[[list[RecordDict], str], MetricRecord]
 
-# Only so many metrics of a client, and so many values of one, enter means, which Flower logs.
+# Most metrics of a client, and most values of one metric, that enter means: Flower logs the means.
 MAX_METRICS = 100
 MAX_VALUES = 1000
-# Farther than this many times from the clients' median, a value enters no mean.
-MAX_DEVIATION = 100.0  # From the median; from 1 where that is 0.
+# A value enters no mean if its magnitude is more than this many times the clients' median magnitude
+# (or more than this, where the median is 0).
+MAX_DEVIATION = 100.0
 
 
 @dataclass(frozen=True)
 class ReplyLimits:
-    """What a reply must report beside its model, and how much of it is believed.
+    """What a reply must report beside its model, and how many examples it is believed to have.
 
     Attributes
     ----------
     weighted_by_key : str
         Name of the metric that holds the number of examples.
     max_num_examples : float
-        A reply that claims more is refused.
+        A reply that claims more examples is refused.
     max_examples_ratio : float
-        No client counts for more than this many times the round's median; 0: no such bound.
+        No client counts for more examples than this many times the round's median; 0: no bound.
     """
 
     weighted_by_key: str
@@ -61,7 +63,7 @@ class ReplyLimits:
     max_examples_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a bound that no reply can keep."""
+        """Raise ConfigError if ``max_num_examples`` is no number > 0: no reply could keep it."""
         most = self.max_num_examples
         fits = isinstance(most, Real) and float(most) > 0
         require(fits, "max_num_examples", most, "a number > 0")
@@ -69,19 +71,19 @@ class ReplyLimits:
 
 @dataclass(frozen=True)
 class ClientRecords:
-    """A reply without its arrays, screened.
+    """The records of a reply beside its arrays, screened.
 
     Attributes
     ----------
     num_examples : float
-        The client's weight: what it reports under ``weighted_by_key``.
+        The client's weight in means: what it reports under ``weighted_by_key``, or less.
     records : RecordDict
-        Every record but the ArrayRecord, as it came; metrics that are no number, absurd or
-        impossible are left out, and names are printable.
+        Every record but ArrayRecords. Metrics that are NaN, too large or impossible are left out,
+        and all names are printable.
     notes : tuple of str
         What was changed or left out, and why.
     claimed_examples : float, optional
-        What it reported, where it counts for less.
+        The number of examples that the client reported, if it counts for fewer.
     """
 
     num_examples: float
@@ -93,16 +95,21 @@ class ClientRecords:
 def screen_records(
     content: RecordDict, limits: ReplyLimits, max_seconds: float = math.inf
 ) -> ClientRecords:
-    """Check what a reply holds beside its arrays.
+    """Check and clean what a reply holds beside its arrays.
 
     Parameters
     ----------
     content : RecordDict
         The reply.
     limits : ReplyLimits
-        What it must report. The number of examples may be any number > 0.
+        What the reply must report. The number of examples need not be whole, but > 0.
     max_seconds : float
-        No client can have trained for longer: it was asked so many seconds ago.
+        Longest believable training time: the seconds since the client was asked.
+
+    Returns
+    -------
+    ClientRecords
+        The clean records. The reply's own are left as they are.
 
     Raises
     ------
@@ -127,7 +134,8 @@ def screen_records(
             record = _credible(record, key, max_seconds, notes)
             if key in record:
                 record[key] = num_examples
-                # Means need it: it wins over another record that is shown by the same name.
+                # Means need the number of examples: its record replaces an earlier one whose name
+                # looks the same once printable.
                 screened.pop(shown, None)
         screened.setdefault(shown, record)
     return ClientRecords(num_examples, screened, tuple(notes))
@@ -136,14 +144,27 @@ def screen_records(
 def bound_examples(
     reported: Sequence[ClientRecords], limits: ReplyLimits
 ) -> Sequence[ClientRecords]:
-    """Let no client count for more than ``max_examples_ratio`` times the round's median.
+    """Let no client count for more examples than ``max_examples_ratio`` times the round's median.
 
-    A bound and no refusal: a client that does have many examples still takes part.
+    A client above that bound is not refused, since it may really have many examples. It counts as
+    if it had reported the bound.
+
+    Parameters
+    ----------
+    reported : sequence of ClientRecords
+        The accepted replies of one round.
+    limits : ReplyLimits
+        With the ratio; 0 leaves all replies as they are.
+
+    Returns
+    -------
+    sequence of ClientRecords
+        The replies in the same order.
     """
     if not reported or not limits.max_examples_ratio:
         return reported
     key = limits.weighted_by_key
-    # The lower of two middle ones: of two clients, the smaller is believed.
+    # The lower median: of two clients, the one with fewer examples sets the bound.
     median = statistics.median_low(reply.num_examples for reply in reported)
     maximum = _whole(limits.max_examples_ratio * median)
     bounded = []
@@ -160,7 +181,7 @@ def bound_examples(
 
 
 def _counting_less(reply: ClientRecords, key: str, maximum: float, note: str) -> ClientRecords:
-    """Return a reply that counts for ``maximum`` examples; its records say so as well."""
+    """Return a reply that counts for ``maximum`` examples; write that into its records too."""
     for record in reply.records.values():
         if isinstance(record, MetricRecord) and key in record:
             record[key] = maximum
@@ -173,7 +194,10 @@ def _counting_less(reply: ClientRecords, key: str, maximum: float, note: str) ->
 
 
 def scalar(records: RecordDict, name: str) -> float | None:
-    """Return one number of a client's metrics; ``train_loss`` and ``train-loss`` are one name."""
+    """Return a client's first metric of that name, if it is one number, not a list.
+
+    Underscores in the client's own names count as hyphens: ``train_loss`` is ``train-loss``.
+    """
     for key, value in _metrics_in(records):
         if key.replace("_", "-") == name and isinstance(value, int | float):
             return float(value)
@@ -181,7 +205,7 @@ def scalar(records: RecordDict, name: str) -> float | None:
 
 
 def lost_loss(content: RecordDict) -> str:
-    """Return what to add to a refusal where a reply reports a training loss that is no number."""
+    """Return what a refusal adds if the reply's training loss is NaN or infinite; else nothing."""
     for key, value in _metrics_in(content):
         is_loss = key.replace("_", "-") in _LOSSES
         if is_loss and isinstance(value, float) and not math.isfinite(value):
@@ -190,7 +214,7 @@ def lost_loss(content: RecordDict) -> str:
 
 
 def _metrics_in(records: RecordDict) -> Iterator[tuple[str, object]]:
-    """Yield name and value of every metric, in the order in which they came."""
+    """Yield name and value of every metric, in the order of the records."""
     for record in records.values():
         if isinstance(record, MetricRecord):
             yield from record.items()
@@ -199,18 +223,19 @@ def _metrics_in(records: RecordDict) -> Iterator[tuple[str, object]]:
 def screen_evaluations(
     replies: Iterable[Message], asked: Sequence[int], limits: ReplyLimits
 ) -> list[RecordDict]:
-    """Return the records of well-formed evaluation replies, one for each node that was asked.
+    """Return the records of well-formed evaluation replies, at most one for each asked node.
 
-    They are in the order in which nodes were asked, whoever was first: so is the sum of a mean.
+    They stand in the order in which the nodes were asked, not in which they answered. Means then
+    add up in the same order each time, and come out the same bit for bit.
 
     Parameters
     ----------
     replies : iterable of Message
-        What came, in any order; nothing in them is believed.
+        The replies in any order, not screened yet.
     asked : sequence of int
-        Node ids. A reply of another node, or a second one, is left out.
+        Node ids. A reply from another node, or a second reply from the same one, is left out.
     limits : ReplyLimits
-        How many examples and metrics a reply may have.
+        What a reply must report, and how many examples it is believed to have.
     """
     waiting = set(asked)
     screened: dict[int, ClientRecords] = {}
@@ -230,7 +255,13 @@ def screen_evaluations(
 
 
 def _num_examples(records: Iterable[object], limits: ReplyLimits) -> float:
-    """Return the first number of examples: an int where it is a whole number."""
+    """Return the number of examples from the first record that has it; whole numbers as int.
+
+    Raises
+    ------
+    ReplyError
+        If it is missing, not finite, not > 0, or above ``limits.max_num_examples``.
+    """
     key = limits.weighted_by_key
     value = None
     for record in records:
@@ -258,11 +289,11 @@ def _whole(value: float) -> float:
 def _credible(
     record: MetricRecord, weighted_by_key: str, max_seconds: float, notes: list[str]
 ) -> MetricRecord:
-    """Return a record's metrics but for NaN and what cannot be, which ``notes`` names."""
+    """Return a record's metrics without NaN and impossible values; add those to ``notes``."""
     credible = MetricRecord()
     for name, value in record.items():
         shown = name
-        if name != weighted_by_key:  # The server looks that one up by its very name.
+        if name != weighted_by_key:  # The server looks weighted_by_key up by its exact name.
             shown = printable(name)
         low = -MAX_METRIC
         high = MAX_METRIC
@@ -278,7 +309,7 @@ def _credible(
 
 
 def _first_outside(value: float | Sequence[float], low: float, high: float) -> float | None:
-    """Return the first of a metric's numbers that is not within a range, if there is one."""
+    """Return a metric's first number outside [low, high]; ``None`` if all are inside."""
     numbers = [value] if isinstance(value, int | float) else value
     for number in numbers:
         if not low <= number <= high:  # NaN is in no range.
@@ -289,16 +320,16 @@ def _first_outside(value: float | Sequence[float], low: float, high: float) -> f
 def aggregate_metrics(
     records: Sequence[RecordDict], aggregate: MetricsAggregation, weighted_by_key: str
 ) -> MetricRecord | None:
-    """Return what ``aggregate`` makes of the clients' records, or ``None`` if it fails.
+    """Return the metrics that ``aggregate`` computes; ``None`` if it fails or nobody reported.
 
     Parameters
     ----------
     records : sequence of RecordDict
         One for each accepted reply, without the model's arrays.
     aggregate : callable
-        ``(records, weighted_by_key)`` -> MetricRecord.
+        ``(records, weighted_by_key)`` -> MetricRecord. An exception is logged, not raised.
     weighted_by_key : str
-        The metric that counts a client's examples.
+        Name of the metric that holds a client's number of examples.
     """
     if not records:
         return None
@@ -315,20 +346,25 @@ class AverageMetrics:
 
     .. math:: \bar x = \sum_i n_i x_i / \sum_i n_i
 
-    over the clients i that report the metric, :math:`n_i` being what they report under
-    ``weighted_by_key``. ``train_loss`` and ``train-loss`` are one metric. A metric that fewer than
-    half of the clients report is left out, and so is a value whose magnitude is more than 100
-    times the clients' median, or more than 100 where that is 0, if at least three report it. A
-    warning names such metrics once,
-    but for the time that training took. Whatever the metric is, this is a mean over clients: the
-    mean of their AUCs, say, is not the AUC of all their examples.
+    The sums run over the clients i that report the metric; :math:`x_i` is client i's value and
+    :math:`n_i` its number of examples, reported under ``weighted_by_key``. ``train_loss`` and
+    ``train-loss`` are one metric.
+
+    Two things are left out. One is a value whose magnitude is more than 100 times the clients'
+    median magnitude (or more than 100, where the median is 0), if at least three clients report the
+    metric. The other is a metric for which fewer than half of the clients then have a value. The
+    first time that a client's value is missing or left out, a warning names the metrics; the time
+    that training took needs no warning.
+
+    The result is a mean over clients for every metric. A mean of AUCs, for example, is not the AUC
+    over all clients' examples.
     """
 
     def __init__(self) -> None:
-        self._has_warned = False  # Whether the log has said that some lack a metric.
+        self._has_warned = False  # Whether the warning has been logged.
 
     def __call__(self, records: list[RecordDict], weighted_by_key: str) -> MetricRecord:
-        """Return the means.
+        """Return each metric's mean.
 
         Parameters
         ----------
@@ -348,7 +384,8 @@ class AverageMetrics:
             usable = _comparable(values)
             if 2 * len(usable) >= len(records):
                 means[name] = _mean(usable)
-            # A simulated client's first round is long: what it trains with is loaded then.
+            # Training seconds differ without a fault: in a client's first round a simulation also
+            # loads its libraries and data.
             if len(usable) < len(records) and name != TRAIN_SECONDS:
                 lacking.append(f"{name} (of {len(usable)} of {len(records)})")
         if lacking and not self._has_warned:
@@ -366,7 +403,10 @@ class _Value(NamedTuple):
 
 
 def _values(record: RecordDict, weighted_by_key: str) -> dict[str, _Value]:
-    """Return a client's first metrics, by what is one name."""
+    """Return a client's metrics by name, with hyphens for underscores; the first of a name counts.
+
+    At most ``MAX_METRICS`` metrics of at most ``MAX_VALUES`` numbers each are returned.
+    """
     metrics: dict[str, Any] = {}
     for name, value in _metrics_in(record):
         metrics.setdefault(name, value)
@@ -380,7 +420,11 @@ def _values(record: RecordDict, weighted_by_key: str) -> dict[str, _Value]:
 
 
 def _comparable(values: Sequence[_Value]) -> list[_Value]:
-    """Return the values of the most common length that are not far beyond their median."""
+    """Return the values of the most common shape whose magnitude is not far above the median.
+
+    A list's magnitude is that of its largest number. Fewer than three values are all returned: no
+    majority says which of them is wrong.
+    """
     shapes = Counter(value.numbers.shape for value in values)
     shape = shapes.most_common(1)[0][0]
     alike = [value for value in values if value.numbers.shape == shape]
@@ -388,7 +432,7 @@ def _comparable(values: Sequence[_Value]) -> list[_Value]:
     if len(alike) < 3:
         return alike
     median = statistics.median(magnitudes)
-    if not median:  # Most of them are 0: a limit of 0 would leave out all others.
+    if not median:  # Most values are 0: a limit of 0 would leave out all others.
         median = 1.0
     limit = MAX_DEVIATION * median
     usable = []
@@ -399,7 +443,7 @@ def _comparable(values: Sequence[_Value]) -> list[_Value]:
 
 
 def _mean(values: Sequence[_Value]) -> float | list[float]:
-    # In Flower's order of operations, so that honest clients' means are Flower's bit for bit.
+    # In Flower's order of operations: honest clients' means are then Flower's, bit for bit.
     total = sum(value.weight for value in values)
     mean: NDArray[np.float64] = np.zeros(())
     for value in values:

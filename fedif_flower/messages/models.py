@@ -1,4 +1,4 @@
-"""A torch model's ``state_dict`` <-> Flower's ``ArrayRecord``, without the copies Flower makes."""
+"""Conversion of a torch ``state_dict`` to Flower's ``ArrayRecord`` and back, with few copies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from fedif_flower.words import enumerated
 
 
 def model_arrays(model: nn.Module) -> ArrayRecord:
-    """Return a model's ``state_dict`` as a record, in place of ``ArrayRecord(state_dict)``.
+    """Return a model's ``state_dict`` as a record; it replaces ``ArrayRecord(state_dict)``.
 
-    Arrays in bfloat16, which NumPy and so Flower's records do not know, travel as float32: it has
-    every number of bfloat16. ``load_state_dict`` turns them back.
+    Arrays in bfloat16 travel as float32, because NumPy and so Flower's records have no bfloat16.
+    Every number of bfloat16 is one of float32, so nothing is lost. ``load_state_dict`` turns them
+    back.
     """
     return tensor_arrays(model.state_dict())
 
 
 def bfloat16_arrays(model: nn.Module) -> dict[str, Tensor]:
-    """Return copies in float32 of the arrays that a model has in bfloat16, by name."""
+    """Return float32 copies of a model's bfloat16 arrays, by name."""
     return {
         name: value.detach().to("cpu", torch.float32, copy=True)
         for name, value in model.state_dict().items()
@@ -36,20 +37,21 @@ def bfloat16_arrays(model: nn.Module) -> dict[str, Tensor]:
 def changed_arrays(
     model: nn.Module, received: Mapping[str, Array], loaded: Mapping[str, Tensor]
 ) -> ArrayRecord:
-    """Return what a client sends: the model, with each array in bfloat16 as received and changed.
+    """Return the model that a client sends, without the rounding error of loading it.
 
-    The global model has more digits than bfloat16. Sent back as it is, an array would bring what
-    loading it has rounded away as a change of the client's own, and a client that did nothing would
-    be scored for that.
+    The global model has more digits than bfloat16, so loading it rounds its values. Sent back as
+    they are, the arrays would bring that rounding as a change of the client's own: a client that
+    did nothing would be scored for it. So each array in bfloat16 is sent as the value received plus
+    the change in training.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The client's, trained.
+        The client's model, trained.
     received : mapping of str to Array
         The server's model.
     loaded : mapping of str to Tensor
-        What :func:`bfloat16_arrays` returned when that had just been loaded.
+        What :func:`bfloat16_arrays` returned right after ``received`` was loaded.
     """
     arrays = dict(model.state_dict())
     for name, before in loaded.items():
@@ -57,13 +59,13 @@ def changed_arrays(
         after = arrays[name].detach().to(before)
         changed = sent + (after - before)
         arrays[name] = changed.where(after != before, sent)  # Infinite less infinite is NaN.
-        if is_variance(name):  # One that has fallen to 0 is not below it by that rounding.
+        if is_variance(name):  # One that fell to 0 may come out below 0 by the rounding error.
             arrays[name] = arrays[name].clamp(min=0.0)
     return tensor_arrays(arrays)
 
 
 def tensor_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Return named tensors as a record, bfloat16 as float32."""
+    """Return named tensors as a record; tensors in bfloat16 become float32."""
     return ArrayRecord({name: pack_array(_numpy(value)) for name, value in tensors.items()})
 
 
@@ -80,10 +82,11 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
     Raises
     ------
     ValueError
-        If the record and the model do not have the same arrays: the task here is not the server's.
+        If the record and the model do not have the same arrays: the client's task is not the
+        server's.
     """
     received = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-    # What a model's state_dict leaves out, such as a frozen base, does not travel.
+    # Parameters that the model's state_dict leaves out, such as a frozen base, are never sent.
     expected = model.state_dict().keys()
     unknown = received.keys() - expected
     unsent = expected - received.keys()
@@ -98,7 +101,7 @@ def load_arrays(model: nn.Module, arrays: Mapping[str, Array]) -> None:
 
 
 def _differing_arrays(unknown: Set[str], unsent: Set[str]) -> str:
-    """Return in words which arrays were sent or are in the model alone, and what may be why."""
+    """Return words that say which arrays differ between record and model, and perhaps why."""
     wrong = []
     if unknown:
         wrong.append(f"{enumerated(unknown)} were sent, which it does not have")

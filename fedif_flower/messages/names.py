@@ -1,4 +1,4 @@
-"""Which arrays of a model and of a record are one: by their names, and what to do if none match."""
+"""Which array of a record is which array of a model, by their names; advice if names differ."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from types import MappingProxyType
 from fedif_flower.errors import ConfigError
 from fedif_flower.words import enumerated, listed
 
-# From the name under which an array travels to the name that the server's own model has for it.
+# From an array's name in a message to its name in the server's own model.
 Names = Mapping[str, str] | Callable[[str], str]
 
-# What wrappers put before the names of the module inside, and who does.
+# The part that wrappers put before the names of the module inside, and the wrappers that do so.
 WRAPPERS: Mapping[str, str] = MappingProxyType(
     {
         "module": "DataParallel or DistributedDataParallel",
@@ -21,25 +21,25 @@ WRAPPERS: Mapping[str, str] = MappingProxyType(
 )
 _NONE: Mapping[str, str] = MappingProxyType({})
 _MOST_PAIRS = 3  # Pairs of names that an error spells out.
-_MOST_PARTS = 50  # Parts that the name of a model's array has.
+_MOST_PARTS = 50  # No model's array has a name of more parts; a hostile reply's may have.
 
 
 def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]:
-    """Return what a model calls each array of a record, by the name under which it travels.
+    """Return each array's name in the model, by its name in the record.
 
     Parameters
     ----------
     names : mapping of str to str, or callable, optional
-        From a name in the record to the model's. An array that a mapping leaves out has the same
-        name in both; ``None``: all arrays have.
+        From a name in the record to the name in the model. An array that a mapping leaves out has
+        the same name in both. With ``None`` all arrays have.
     arrays : iterable of str
         The names in the record.
 
     Raises
     ------
     ConfigError
-        If a mapping names an array that is not there, a name is no string, or two arrays would be
-        one.
+        If a mapping names an array that is not in the record, a name in the model is no string, or
+        two arrays get the same name.
     """
     sent = list(arrays)
     if names is None:
@@ -58,7 +58,7 @@ def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]
 
 
 def _require_different_names(in_model: Mapping[str, object]) -> None:
-    """Raise ConfigError unless every array has a name of its own in the model."""
+    """Raise ConfigError unless the arrays' names in the model are strings and all different."""
     sent_as: dict[str, str] = {}
     for name, model_name in in_model.items():
         if not isinstance(model_name, str):
@@ -71,10 +71,10 @@ def _require_different_names(in_model: Mapping[str, object]) -> None:
 
 
 def matched(sent: Iterable[str], in_model: Collection[str]) -> dict[str, str]:
-    """Return which of a model's arrays stand behind the names that were sent, as prefixes tell.
+    """Guess which sent name is which name of the model, where the two differ by a prefix.
 
-    Two names are one array's if they differ by a wrapper alone, or if one is the end of the other
-    and of no other name.
+    Two names belong together if they are equal without the parts that wrappers add. They also do if
+    one ends in the other: a sent name that is the end of several names of the model is left out.
 
     Parameters
     ----------
@@ -82,6 +82,11 @@ def matched(sent: Iterable[str], in_model: Collection[str]) -> dict[str, str]:
         Names that the model does not have.
     in_model : collection of str
         Names of the model that were not sent.
+
+    Returns
+    -------
+    dict of str to str
+        Names in the model by sent names; empty if two sent names would get the same one.
     """
     by_unwrapped = {_name_without_wrappers(name): name for name in in_model}
     by_end: dict[str, list[str]] = {}
@@ -100,12 +105,12 @@ def matched(sent: Iterable[str], in_model: Collection[str]) -> dict[str, str]:
         elif shorter:
             pairs[name] = shorter[0]
     if len(set(pairs.values())) < len(pairs):
-        return {}  # Two names would be one array: nothing is clear then.
+        return {}  # Two sent names would be one array, so the guess is wrong somewhere.
     return pairs
 
 
 def wrapper_of(pairs: Mapping[str, str]) -> str | None:
-    """Return the wrapper by which alone all pairs of names differ, if there is one."""
+    """Return the wrapper whose part in a name makes the only difference in all pairs, if any."""
     if not pairs:
         return None
     for wrapper in WRAPPERS:
@@ -115,12 +120,12 @@ def wrapper_of(pairs: Mapping[str, str]) -> str | None:
 
 
 def _differ_by(wrapper: str, name: str, other: str) -> bool:
-    """Tell whether two names are the same without a wrapper's part."""
+    """Return whether two names are equal without the part that a wrapper adds."""
     return _without(wrapper, name) == _without(wrapper, other)
 
 
 def prefix_explained(wrapper: str) -> str:
-    """Return where names with a wrapper's prefix come from."""
+    """Return words that say which wrapper puts a prefix before names."""
     prefix = f"{wrapper}."
     return f"{prefix!r} is what {WRAPPERS[wrapper]} puts before names"
 
@@ -132,20 +137,23 @@ def mismatch(
     all_unsent: Collection[str],
     tied: Mapping[str, str] = _NONE,
 ) -> str:
-    """Return what is wrong where a model and what is sent do not go together, and what to do.
+    """Return an error message for a model that does not have the arrays that are sent.
+
+    The message says which arrays differ, and what to do about it.
 
     Parameters
     ----------
     whose : str
-        Who was given the model.
+        Who was given the model, such as a validation set.
     unknown : collection of str
         Arrays that are sent, and that the model does not have.
     unsent : collection of str
-        Arrays that it trains, and that are not sent.
+        Arrays that the model trains, and that are not sent.
     all_unsent : collection of str
-        All its arrays that are not sent.
+        All of the model's arrays that are not sent.
     tied : mapping of str to str
-        Arrays of the model that are sent under their second names, by those.
+        From the name under which an array is sent to its name in ``unsent``, for tied arrays that
+        are sent under their second names.
     """
     wrong = []
     if unknown:
@@ -158,10 +166,10 @@ def mismatch(
 
 
 def reply_mismatch(missing: Collection[str], extra: Collection[str]) -> str:
-    """Return what is wrong with a reply that does not have the arrays that were sent."""
+    """Return an error message for a reply that does not have exactly the arrays that were sent."""
     wrong = []
     if missing and extra:
-        # Short: a reason of too many characters is cut off, and with it the wrapper.
+        # Only the first names: long reasons are cut off, and the wrapper stands at their end.
         wrong.append(f"arrays missing: {_first_of(missing)}")
         wrong.append(f"unexpected arrays: {_first_of(extra)}")
         wrapper = wrapper_of(matched(extra, missing))
@@ -178,40 +186,40 @@ def reply_mismatch(missing: Collection[str], extra: Collection[str]) -> str:
 def _advice(
     whose: str, unknown: Collection[str], unsent: Collection[str], pairs: Mapping[str, str]
 ) -> str:
-    """Return what to do, where ``pairs`` says which names are one array's as far as it is clear."""
+    """Return what the user can do; ``pairs`` has the model's name by sent name, where known."""
     unpaired = [name for name in unknown if name not in pairs]
     stays_with_members = [name for name in unsent if name not in pairs.values()]
-    # The user has sent a plain list of arrays, which Flower calls "0", "1", ...
+    # The user sent a plain list of arrays; Flower gives these the names "0", "1", ...
     if not pairs and unpaired and all(name.isdecimal() for name in unpaired):
         return (
             "a list of arrays has no names; in the order of the model's own they are "
             "setup=Setup(names=dict(zip(initial_arrays, model.state_dict(), strict=True)))"
         )
     todo = []
-    # One side's model is wrapped, as by torch.compile, and the other's is not.
+    # One side's model is wrapped, for example by torch.compile, and the other side's is not.
     wrapper = wrapper_of(pairs)
     if wrapper is not None:
         todo.append(f"{prefix_explained(wrapper)}; {_advice_on_wrapper(wrapper, whose, unknown)}")
-    # The same arrays have other names on the two sides.
+    # Some arrays have one name on one side and another name on the other.
     if pairs:
         say = "say"
         if todo:
             say = "or say"
         todo.append(f"{say} which is which by setup=Setup(names={_spelled(pairs)})")
-    # What the model trains and nobody sends may be what each member keeps for itself.
+    # An array that the model trains and nobody sends may be one that each member keeps for itself.
     if stays_with_members:
         todo.append("freeze what members keep, by requires_grad_(False)")
-    # What is sent and the model does not have needs another model.
+    # An array that is sent needs a model that has it.
     if unpaired:
         todo.append(f"give {whose} a model that has what is sent")
-    # Or the two are the same arrays, under names that have nothing in common.
+    # Or both are the same arrays, under names that have nothing in common.
     if stays_with_members and unpaired:
         todo.append(f"or say which is which by setup=Setup(names={{{unpaired[0]!r}: ...}})")
     return ", ".join(todo)
 
 
 def _advice_on_wrapper(wrapper: str, whose: str, unknown: Collection[str]) -> str:
-    """Return what to do about a wrapper, on the side that has it."""
+    """Return how to take the wrapper off: from what is sent, or else from ``whose`` model."""
     is_sent = any(f"{wrapper}." in name for name in unknown)
     if is_sent:
         return f"send the arrays of model.{wrapper}"
@@ -235,9 +243,9 @@ def _first_of(names: Collection[str]) -> str:
 
 
 def _ends(name: str) -> list[str]:
-    """Return what is left of a name without its first parts, the longest first."""
+    """Return a dotted name's proper ends, the longest first: of "a.b.c", "b.c" and "c"."""
     parts = name.split(".")
-    if len(parts) > _MOST_PARTS:  # No model has it, and all its ends would take much memory.
+    if len(parts) > _MOST_PARTS:  # All ends of a hostile reply's name would take much memory.
         return []
     return [".".join(parts[first:]) for first in range(1, len(parts))]
 
@@ -247,5 +255,5 @@ def _without(wrapper: str, name: str) -> str:
 
 
 def _name_without_wrappers(name: str) -> str:
-    """Return a name without what wrappers put into it."""
+    """Return a name without the parts that wrappers add."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -1,4 +1,4 @@
-"""What a SuperNode says of itself in ``--node-config`` (or the simulation for it)."""
+"""The settings of a SuperNode in ``--node-config``; in a simulation, the simulation sets them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import model_validator
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.settings import Scalar, Settings, setting
 
-_HUB_DATA = "data-path"  # What apps on Flower Hub call data-dir.
+_HUB_DATA = "data-path"  # The name that apps on Flower Hub have for data-dir.
 
 
 class NodeConfig(Settings):
-    """Who a node is, and where its data lie."""
+    """The settings of one node: which client it is, where its data are, and what it keeps."""
 
     partition_id: int = setting(
         ..., "which client this is: what it draws at random depends on it", ge=0
@@ -82,7 +82,7 @@ class NodeConfig(Settings):
                 self.partition_id,
                 f"0 <= partition_id < {self.num_partitions}",
             )
-        if self.keeper_key:  # The keeper knows a member's boxes by their signature.
+        if self.keeper_key:  # The keeper recognises a member's boxes by their signature.
             has_key = bool(self.signing_key)
             require(has_key, "signing_key", self.signing_key, "a path, with keeper_key")
         return self
@@ -94,7 +94,8 @@ class NodeConfig(Settings):
         Raises
         ------
         ConfigError
-            Naming the key, its value and what is allowed.
+            If a setting is wrong, both names of ``data-dir`` are given, or the node has neither
+            ``num-partitions`` nor ``data-dir``.
         """
         values = dict(node_config)
         if _HUB_DATA in values:

@@ -1,11 +1,11 @@
 """A Flower ``Grid`` that looks for replies often and waits for none longer than it has to.
 
-Flower's own grid looks for replies every three seconds, and fetches all replies of a round at once:
-one that cannot be read ends the run, and one that was announced but never uploaded delays the round
-far beyond its deadline. This grid looks five times a second and fetches each reply on its own, in a
-thread if that takes long, so that a bad or slow one delays no other. It also notices a node that
-was restarted between two looks: the node's work is lost, and waiting for it would take the whole
-timeout.
+Flower's own grid looks for replies every three seconds and fetches all replies of a round at once.
+There a reply that cannot be read ends the run, and a reply that was announced but never uploaded
+delays the round far beyond its deadline. This grid looks five times a second and fetches each
+reply in a thread of its own, so that a bad or slow reply delays no other. It also notices a node
+that was restarted between two looks: the node's work is lost, and waiting for its reply would take
+the whole timeout.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 
-REPORT_SECONDS = 10.0  # How often a wait is told.
+REPORT_SECONDS = 10.0  # How often the log says for whom the round waits.
 
-# Flower's codes for errors, whose home is not public.
+# Flower's error codes, repeated here because Flower keeps them in a private module.
 MESSAGE_UNAVAILABLE = 3
 NODE_UNAVAILABLE = 5
-REGISTRATION_ENDED = 105  # No code of Flower's, whose errors do not tell it from a node's crash.
-# What says that the SuperLink is gone; anything else may be a reply's own fault.
+# A code of this package. Flower's own errors do not tell an ended registration from a crash.
+REGISTRATION_ENDED = 105
+# Errors that say that the SuperLink is gone; any other error may be the fault of a reply.
 _CONNECTION_ERRORS = (httpx.HTTPError, OSError)
 
 
@@ -44,7 +45,7 @@ class ForwardingGrid(Grid):
     Parameters
     ----------
     grid : Grid
-        The way to the clients, kept as ``inner``.
+        The grid that reaches the clients, kept as ``inner``.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -60,7 +61,7 @@ class ForwardingGrid(Grid):
         return self.inner.run
 
     def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Refuse: it is deprecated in Flower."""
+        """Raise RuntimeError: the method is deprecated in Flower."""
         raise RuntimeError("construct a flwr.app.Message instead")
 
     def get_node_ids(self) -> Iterable[int]:
@@ -76,7 +77,7 @@ class ForwardingGrid(Grid):
         return self.inner.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are there."""
+        """Return the replies to these messages that have come."""
         return self.inner.pull_messages(message_ids)
 
 
@@ -85,8 +86,17 @@ def stream_replies(
 ) -> Iterator[Message]:
     """Send messages now; return an iterator over the replies.
 
-    A grid that has ``stream_replies`` hands them over as they come, so that each can be freed once
-    it is taken in; another one has all of them before the first is handed over.
+    A grid with a method ``stream_replies`` hands over each reply as it comes, so that it can be
+    freed once it is taken in. Any other grid gathers all replies before it hands over the first.
+
+    Parameters
+    ----------
+    grid : Grid
+        The grid that sends.
+    messages : iterable of Message
+        The messages.
+    timeout : float, optional
+        Seconds; ``None``: wait for as long as it takes.
     """
     stream = getattr(grid, "stream_replies", grid.send_and_receive)
     return iter(stream(messages, timeout=timeout))
@@ -94,25 +104,34 @@ def stream_replies(
 
 @dataclass
 class Closing:
-    r"""Says of one round until when replies are waited for.
+    r"""Decides when one round stops waiting for replies.
 
-    With k usable replies at time :math:`\tau` after the round began, it closes at
-    :math:`\tau + s`. A reply is usable once it was screened: nobody closes a round
-    by sending nonsense early. A simulation looks at the clock as replies come: there the first one
-    after that still counts.
+    A round that has k usable replies at time :math:`\tau` closes at :math:`\tau + s`, or at its
+    timeout if that is earlier. A reply is usable once it was screened: nobody can close a round by
+    sending nonsense early. A simulation looks at the clock only when a reply comes, so there the
+    first reply after the close still counts.
 
     Parameters
     ----------
     quorum : int, optional
-        k >= 1; ``None``: all that were asked are waited for.
+        The number k of usable replies, >= 1; ``None``: the round waits for all clients it asked.
     grace : float
-        s >= 0, in seconds.
+        The time s >= 0 that the round waits on for more replies, in seconds.
     awaited : frozenset of int
-        Nodes asked in earlier rounds whose replies still count if they come now.
+        Ids of nodes asked in earlier rounds whose replies still count if they come now.
     keeps : bool
-        Whether replies that are missing in the end count in later rounds.
+        Whether replies that are missing when the round closes count in later rounds.
     rounds : int
-        In how many rounds the replies to its messages count, >= 1: in its own, and in later ones.
+        In how many rounds the replies to this round's messages count, >= 1: this one is the first.
+    clock : callable
+        Returns the time in seconds.
+
+    Attributes
+    ----------
+    usable : int
+        How many usable replies have come.
+    deadline : float, optional
+        When the round closes, by ``clock``; ``None``: not decided yet.
     """
 
     quorum: int | None = None
@@ -125,14 +144,22 @@ class Closing:
     deadline: float | None = field(default=None, init=False)
 
     def begin(self, timeout: float | None, clock: Callable[[], float] | None = None) -> None:
-        """Begin to count, by the clock of whoever waits for the replies."""
+        """Set the deadline to ``timeout`` seconds from now; ``None``: there is none yet.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds that the round waits at most.
+        clock : callable, optional
+            The clock of the grid that waits, in place of the one given before.
+        """
         self.clock = clock or self.clock
         self.deadline = None
         if timeout is not None:
             self.deadline = self.clock() + timeout
 
     def count(self) -> None:
-        """Take in that one more reply is usable."""
+        """Count one more usable reply; the one that completes the quorum sets the deadline."""
         self.usable += 1
         if self.usable == self.quorum:
             close = self.clock() + self.grace
@@ -141,18 +168,21 @@ class Closing:
 
     @property
     def has_quorum(self) -> bool:
-        """Whether enough replies are usable."""
+        """Whether there is a quorum, and it is reached."""
         return self.quorum is not None and self.usable >= self.quorum
 
     @property
     def wants_late(self) -> bool:
-        """Whether a round waits on though all that is missing are replies to earlier ones."""
+        """Whether the round waits on when only replies to earlier rounds are still missing.
+
+        It does until it has its quorum, or at least one usable reply if it has no quorum.
+        """
         if self.quorum is None:
             return not self.usable
         return not self.has_quorum
 
     def is_over(self) -> bool:
-        """Tell whether nothing is waited for any more."""
+        """Return whether the deadline has passed."""
         return self.deadline is not None and self.clock() >= self.deadline
 
 
@@ -162,16 +192,19 @@ class PollingGrid(ForwardingGrid):
     Attributes
     ----------
     poll_seconds : float
-        Pause after looking for a reply that is not there yet, > 0; and how long fetching a reply
-        may take before the next is looked for meanwhile.
+        Seconds, > 0. Each look for a reply takes at most this long: if fetching the reply takes
+        longer, it goes on in its thread while the grid looks for the next. A pause of the same
+        length follows a look that finds no reply.
     restart_seconds : float
-        How often to look whether a node that has not answered was started again, > 0.
+        Seconds, > 0, between two checks whether a node that has not answered was started again.
     sweep_seconds : float
-        When time is over, all that is still missing is looked for once more, for so long at most.
+        When time is over, the grid looks once more for all missing replies, for at most so many
+        seconds.
     most_fetched : int
-        How many replies may be fetched at a time, >= 1: so many are in memory at once.
+        How many replies may be fetched at the same time, >= 1, and thus be in memory at once.
     slow_seconds : float
-        A fetch that takes longer counts no more among them, > 0: it delays the others no further.
+        Seconds, > 0. A fetch that takes longer no longer counts towards ``most_fetched``, so that
+        it does not hold up the others.
     """
 
     poll_seconds = 0.2
@@ -193,20 +226,26 @@ class PollingGrid(ForwardingGrid):
         Parameters
         ----------
         messages : iterable of Message
-            At most one to each node, if replies are to be told apart by their senders.
+            At most one to each node, if the caller tells replies apart by their senders.
         timeout : float, optional
             Seconds; ``None``: wait for as long as it takes.
 
         Returns
         -------
         list of Message
-            At most one reply to each message; an error where the reply could not be read, and where
-            the node was started again before it answered or is not registered any more.
+            At most one reply to each message. It is an error if the reply could not be read, if
+            the node was started again before it answered, or if it is no longer registered.
         """
         return list(self.arrivals(messages, timeout, Closing()))
 
     def outstanding(self, awaited: Collection[int]) -> list[Message]:
-        """Return the messages of earlier rounds to these nodes; forget the others."""
+        """Return the unanswered messages of earlier rounds to these nodes; forget all others.
+
+        Parameters
+        ----------
+        awaited : collection of int
+            Node ids.
+        """
         self._late = {
             message_id: waiting
             for message_id, waiting in self._late.items()
@@ -215,21 +254,21 @@ class PollingGrid(ForwardingGrid):
         return [waiting.message for waiting in self._late.values()]
 
     def last_seen(self, node_id: int) -> float | None:
-        """Return when a node last answered, or else was found online, in seconds since 1970."""
+        """Return when a node last answered, in seconds since 1970 (see :class:`Attendance`)."""
         return self._attendance.last_seen(node_id)
 
     def unregistered(self, node_ids: Iterable[int]) -> set[int]:
-        """Return those of the nodes that Flower would pass no message on to.
+        """Return those of the nodes that are no longer registered with Flower.
 
-        It would to one that is merely offline.
+        Flower takes no message for such a node. It does take one for a node that is only offline.
         """
         nodes = list(node_ids)
         if not nodes:
             return set()
-        # The questions are good for a second: nobody has to answer them.
+        # The messages expire after a second. Nobody has to answer: Flower's taking them is enough.
         questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=1.0) for node in nodes]
         message_ids = self.push_messages(questions)
-        # A message gets no id where Flower knows no such node.
+        # A message gets no id if Flower knows no such node.
         pairs = zip(nodes, message_ids, strict=False)
         return {node for node, message_id in pairs if not message_id}
 
@@ -238,8 +277,17 @@ class PollingGrid(ForwardingGrid):
     ) -> Iterator[Message]:
         """Send messages now; return the replies as they come, until the round closes.
 
-        Replies to :meth:`outstanding` messages are among them. With ``closing.keeps``, what is
-        missing in the end is outstanding.
+        With ``closing.keeps``, replies to :meth:`outstanding` messages of earlier rounds are among
+        them, and messages without a reply in the end become outstanding.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+            The messages of this round.
+        timeout : float, optional
+            Seconds; ``None``: wait for as long as it takes.
+        closing : Closing
+            Decides when the round closes. The caller counts usable replies in it.
         """
         sent = list(messages)
         ended = []
@@ -247,18 +295,20 @@ class PollingGrid(ForwardingGrid):
         for message_id, message in zip(self.push_messages(sent), sent, strict=False):
             if message_id:
                 waiting[message_id] = _Waiting(message_id, message)
-            else:  # Flower knows no such node any more.
+            else:  # Flower no longer knows the node.
                 ended.append(_refusal_of_ended(message))
         fresh = set(waiting)
-        if closing.keeps:  # A question between rounds leaves late replies to the next one.
+        # Questions between rounds do not keep replies: they leave late ones to the next round.
+        if closing.keeps:
             waiting |= self._late
-        # Only now: a node that was started before this has the message still to come.
+        # Activation times are read only after sending: a node that was restarted before this moment
+        # still gets its message.
         now = self._activations() if waiting else {}
         for unanswered in waiting.values():
             if not unanswered.since:
                 unanswered.since = now.get(unanswered.node_id, "")
         closing.begin(timeout, time.monotonic)
-        # Of nodes that were started again since an earlier round.
+        # Nodes that were started again since an earlier round have lost that round's work.
         refused = self._refuse_restarted(waiting, now)
         return chain(ended, refused, self._wait_for_replies(waiting, fresh, closing))
 
@@ -268,7 +318,7 @@ class PollingGrid(ForwardingGrid):
         """Yield replies until the round closes."""
         began = looked = time.monotonic()
         due = began + REPORT_SECONDS
-        # Late replies alone are waited for where the round needs them.
+        # If only replies to earlier rounds are missing, the round waits only while it needs them.
         while waiting and (not fresh.isdisjoint(waiting) or closing.wants_late):
             if closing.is_over():
                 break
@@ -286,10 +336,11 @@ class PollingGrid(ForwardingGrid):
             reply = self._fetch_reply(unanswered, self.poll_seconds)
             if reply:
                 yield reply
-                del reply  # It need not stay in memory until the next is there.
+                del reply  # It need not stay in memory until the next reply comes.
             else:
-                # To the end of the queue. Looking costs the SuperLink some 10 ms: only what is
-                # not there is paused for, so that the last reply is found after one pause at most.
+                # The message goes to the end of the queue. Each look costs the SuperLink some
+                # 10 ms, hence the pause. It follows only a look that found nothing, so that replies
+                # that are there are fetched without pauses between them.
                 waiting[message_id] = unanswered
                 time.sleep(self.poll_seconds)
         late: list[Message] = []
@@ -300,9 +351,10 @@ class PollingGrid(ForwardingGrid):
         yield from late
 
     def _next(self, waiting: Mapping[str, _Waiting]) -> _Waiting:
-        """Return whose reply to look for: one that was fetched meanwhile, else the queue's first.
+        """Return the message whose reply to look for next.
 
-        While enough are being fetched, the one of them that was begun first is waited for.
+        A reply that a thread has fetched meanwhile comes first. If ``most_fetched`` fetches are
+        under way, the oldest of them is next: no new one begins. Otherwise the queue's first is.
         """
         begun = [unanswered for unanswered in waiting.values() if unanswered.pull is not None]
         for unanswered in begun:
@@ -315,7 +367,7 @@ class PollingGrid(ForwardingGrid):
         return next(iter(waiting.values()))
 
     def _activations(self) -> dict[int, str]:
-        """Return when each node that is online came online; tell the log who went and came."""
+        """Return each online node's last activation time; log who went offline and came online."""
         nodes = list(self.get_nodes())
         self._attendance.look(nodes)
         return {node.node_id: node.last_activated_at for node in nodes}
@@ -323,9 +375,16 @@ class PollingGrid(ForwardingGrid):
     def _refuse_restarted(
         self, waiting: dict[str, _Waiting], now: dict[int, str]
     ) -> Iterator[Message]:
-        """Take out what nodes that were started again were sent; yield a reply for each.
+        """Remove the messages whose nodes were started again; yield a reply to each.
 
-        It is the node's own where that had arrived before, otherwise a refusal.
+        The reply is the node's own if it had arrived before the restart, and an error otherwise.
+
+        Parameters
+        ----------
+        waiting : dict of str to _Waiting
+            Unanswered messages by id; changed in place.
+        now : dict of int to str
+            When each online node was last activated, by node id.
         """
         for message_id, unanswered in list(waiting.items()):
             since = unanswered.since
@@ -337,7 +396,7 @@ class PollingGrid(ForwardingGrid):
             yield reply or _refusal(unanswered.message, reason, NODE_UNAVAILABLE)
 
     def _look_once_more(self, waiting: dict[str, _Waiting]) -> list[Message]:
-        """Look for all that is missing once more, whatever the others do meanwhile."""
+        """Look once more for all missing replies, all at the same time; return those found."""
         pulls = [unanswered.fetch(self) for unanswered in waiting.values()]
         wait(pulls, self.sweep_seconds)
         replies = []
@@ -349,7 +408,14 @@ class PollingGrid(ForwardingGrid):
         return replies
 
     def _fetch_reply(self, unanswered: _Waiting, seconds: float) -> Message | None:
-        """Fetch a reply, or go on doing so, for some time; ``None``: it is not there yet."""
+        """Begin or go on to fetch a reply, for ``seconds`` at most.
+
+        Returns
+        -------
+        Message or None
+            The reply, or an error in its place if it cannot be read or the node is not registered
+            any more; ``None``: it is not there yet.
+        """
         pull = unanswered.fetch(self)
         if not wait([pull], seconds).done:
             return None
@@ -358,8 +424,8 @@ class PollingGrid(ForwardingGrid):
             replies = pull.result()
         except _CONNECTION_ERRORS:
             raise
-        except Exception as error:  # nothing that a client sends may stop the server
-            self.get_node_ids()  # But a run that is over does: this says so.
+        except Exception as error:  # Nothing that a client sends may stop the server.
+            self.get_node_ids()  # A run that was stopped ends the server: then this call raises.
             return _refusal(unanswered.message, f"the reply cannot be read: {error!r}")
         if not replies:
             return None
@@ -370,19 +436,19 @@ class PollingGrid(ForwardingGrid):
         if error_told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
             if self.unregistered([unanswered.node_id]):
                 return _refusal_of_ended(unanswered.message)
-            # The code for an ended registration is nobody else's to send.
+            # Only this grid may say that a registration ended: a client may have sent the code.
             error_told = Error(NODE_UNAVAILABLE, error_told.reason)
         return Message(error_told, reply_to=unanswered.message)
 
 
 class Attendance:
-    """Remembers who was online, to tell who is not any more."""
+    """Remembers which nodes were online and when they answered, and logs who comes and goes."""
 
     def __init__(self) -> None:
         self._labels: dict[int, str] = {}
         self._online: set[int] | None = None
-        self._seen: dict[int, float] = {}  # When a look last found it.
-        self._answered: dict[int, float] = {}  # When a reply of it last came.
+        self._seen: dict[int, float] = {}  # When each node was last found online.
+        self._answered: dict[int, float] = {}  # When each node's last reply came.
 
     def look(self, nodes: Iterable[Any]) -> None:
         """Log who went away and who came since the last look; the first one logs nothing."""
@@ -401,19 +467,20 @@ class Attendance:
             logger.warning("%s is %s: %s", self._labels[node_id], returned, self._count())
 
     def answered(self, node_id: int) -> None:
-        """Take in that a reply of a node has come."""
+        """Remember that a reply of this node has come just now."""
         self._answered[node_id] = time.time()
 
     def last_seen(self, node_id: int) -> float | None:
         """Return when a node last answered, in seconds since 1970.
 
-        Of one that never did, when a look last found it; ``None``: none did. Flower takes a node
-        for online up to a minute after its death, so looks alone say too late a time.
+        For a node that never answered it is when the node was last found online, and ``None`` if it
+        never was. Answers come first because Flower counts a node as online for up to a minute
+        after its death.
         """
         return self._answered.get(node_id, self._seen.get(node_id))
 
     def waiting(self, node_ids: Iterable[int], seconds: float) -> None:
-        """Log who has not answered for so long."""
+        """Log which nodes have not answered in the ``seconds`` since the round began."""
         missing = [self._labels.get(node_id) or label(node_id) for node_id in node_ids]
         logger.info("%.0f s: waiting for %s; %s", seconds, enumerated(missing), self._count())
 
@@ -422,23 +489,37 @@ class Attendance:
 
 
 def label(node_id: int, name: str = "") -> str:
-    """Return how messages name a node."""
+    """Return a node's name in log messages."""
     return ClientNode(UNKNOWN_PARTITION, node_id, name=name).label
 
 
 @dataclass
 class _Waiting:
-    """A message without a reply; when its node had come online, and what fetches the reply."""
+    """A message that waits for its reply.
+
+    Attributes
+    ----------
+    message_id : str
+        The id that Flower gave the message.
+    message : Message
+        The message.
+    since : str
+        When the message's node was last activated, as Flower says; empty if that is not known.
+    pull : Future, optional
+        The fetch of the reply, while one is under way.
+    fetch_began : float
+        When that fetch began, by :func:`time.monotonic`.
+    """
 
     message_id: str
     message: Message
     since: str = ""
     pull: Future[list[Message]] | None = None
-    fetch_began: float = 0.0  # By time.monotonic.
+    fetch_began: float = 0.0
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the reply, or that there is none, is known by now."""
+        """Whether a fetch has ended, with a reply or without one."""
         return self.pull is not None and self.pull.done()
 
     @property
@@ -446,11 +527,14 @@ class _Waiting:
         return self.message.metadata.dst_node_id
 
     def fetch(self, grid: PollingGrid) -> Future[list[Message]]:
-        """Begin to fetch the reply, which can be done once, unless that has begun."""
+        """Return the fetch of the reply; begin one unless one is under way.
+
+        Flower hands over a reply only once, so its fetch must not be dropped.
+        """
         if self.pull is None:
             self.pull = Future()
             self.fetch_began = time.monotonic()
-            # A thread that nobody has to wait for, at the end of the program either.
+            # A daemon thread, unlike one of a pool, does not hold up the end of the program.
             Thread(target=_fetch, args=(grid, self.message_id, self.pull), daemon=True).start()
         return self.pull
 

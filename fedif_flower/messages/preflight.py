@@ -1,4 +1,4 @@
-"""What a member finds out about itself before a run, on its way to the server."""
+"""Messages of the preflight: each member checks itself before a run, and tells the server."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from flwr.app import ConfigRecord, RecordDict
 from fedif_flower.messages.records import records_of
 from fedif_flower.messages.text import printable
 
-QUESTION = "config"  # The record of the server's question.
-RECORD = "preflight"  # And of a member's answer.
-TIME = "time"
-# A clock that is further off gets a warning, before a SuperLink refuses the node for it (see
-# MOST_AHEAD of runtime/supernode.py).
+QUESTION = "config"  # The name of the record in the server's question.
+RECORD = "preflight"  # The name of the record in a member's answer.
+TIME = "time"  # The key of the member's clock in its answer.
+# Seconds by which a clock may be ahead or behind without a warning. The limits are narrower than
+# those of a SuperLink, which refuses the node (see MOST_AHEAD of runtime/supernode.py).
 CLOCK_AHEAD = 2.0
 CLOCK_BEHIND = 60.0
 
-# What is checked, and what to do where it is not well.
+# The checks, and what to do about one that fails or warns.
 ADVICE = {
     "node": "correct the node config or start the node again; its log says more",
     "app": "look at the app (fedif app show), then approve it (fedif app approve)",
@@ -35,7 +35,7 @@ ADVICE = {
 
 
 class Status(StrEnum):
-    """What a check came to: the member cannot take part where one has failed."""
+    """The result of a check; a member with a failed check cannot take part."""
 
     OK = "ok"
     WARNING = "warning"
@@ -44,7 +44,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to, in words."""
+    """The result of one check, with words for people."""
 
     check: str
     status: Status
@@ -52,7 +52,7 @@ class Finding:
 
 
 def to_record(findings: Iterable[Finding], clock: float) -> ConfigRecord:
-    """Return what a member answers: its findings, and what its clock says (seconds since 1970)."""
+    """Return a member's answer: its findings, and its clock's time in seconds since 1970."""
     record = ConfigRecord()
     for finding in findings:
         record[finding.check] = printable(f"{finding.status}: {finding.words}")
@@ -61,7 +61,11 @@ def to_record(findings: Iterable[Finding], clock: float) -> ConfigRecord:
 
 
 def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
-    """Return what a member answered, its clock last; checks that nobody asked for are left out."""
+    """Return a member's findings and its clock's time, ``None`` if it sent no time.
+
+    Findings of checks that are not in ``ADVICE`` are left out. An answer that cannot be read
+    becomes a finding itself.
+    """
     findings: list[Finding] = []
     try:
         record = records_of(content, ConfigRecord)[RECORD]
@@ -70,7 +74,7 @@ def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
                 status, _, words = str(record[check]).partition(": ")
                 findings.append(Finding(check, Status(status), printable(words)))
         clock = record.get(TIME)
-    except Exception as error:  # a hostile answer must not stop the server
+    except Exception as error:  # A hostile answer must not stop the server.
         return [Finding("node", Status.WARNING, printable(f"unreadable: {error!r}"))], None
     if not isinstance(clock, float):
         return findings, None
@@ -78,14 +82,16 @@ def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
 
 
 def seconds_ahead(member: tuple[float, float], server: tuple[float, float]) -> float:
-    """Return by how much a member's clock is ahead of the server's; negative: behind it.
+    """Return how far a member's clock is ahead of the server's, in seconds; negative if behind.
 
-    Each clock was read at some time between its two, so 0 is right wherever they meet.
+    Neither clock's time at the common moment is known exactly, only an interval that holds it. The
+    result is the gap between the two intervals, and 0 where they overlap.
 
     Parameters
     ----------
     member, server : tuple of float
-        Between which times a clock was read, by itself or by the other one, in seconds since 1970.
+        First and last possible time of each clock at the moment, in seconds since 1970. Where
+        the time is known exactly, both are equal.
     """
     if member[0] > server[1]:
         return member[0] - server[1]
@@ -95,7 +101,7 @@ def seconds_ahead(member: tuple[float, float], server: tuple[float, float]) -> f
 
 
 def clock_finding(seconds: float) -> Finding:
-    """Return what to say of a clock that is so many seconds ahead of the server's."""
+    """Return the finding on a clock that is ``seconds`` ahead of the server's (behind if < 0)."""
     if abs(seconds) < 1:
         return Finding("clock", Status.OK, "the server's")
     status = Status.OK

@@ -13,7 +13,7 @@ def records_of(content: RecordDict, kind: type[Record]) -> dict[str, Record]:
     """Return a message's records of one kind, by name.
 
     Flower's own ``content.array_records``, ``config_records`` and ``metric_records`` leave a cycle
-    of references: the whole message, with its arrays, would stay in memory until the garbage
-    collector comes by.
+    of references. It would keep the whole message, with its arrays, in memory until the garbage
+    collector runs.
     """
     return {name: record for name, record in content.items() if isinstance(record, kind)}

@@ -1,7 +1,7 @@
-"""The way to the clients for strategies: a reply counts for who was asked, once, within bounds.
+"""The grid that strategies use: a node gets one reply per message, from itself, of bounded size.
 
-Only Flower's public names are used here, so that any ``Grid`` can be wrapped: Flower's own in a
-simulation or between hosts, and those of this package.
+It uses only Flower's public names, so that it can wrap any ``Grid``: Flower's own grids, in a
+simulation or between hosts, and the grids of this package.
 """
 
 from __future__ import annotations
@@ -26,30 +26,34 @@ from fedif_flower.messages.polling_grid import (
 
 logger = logging.getLogger(__name__)
 
-# A reply weighs what the message weighs, in float64 if its sender likes, and some metrics.
+# A reply may hold as many bytes of arrays as its message, twice if it turned float32 into float64,
+# and some more for metrics.
 LARGEST_RATIO = 2
 SPARE_BYTES = 256 * 1024
 SPARE_VALUES = 32 * 1024
-_LETTERS_PER_VALUE = 64
-# Of a round, for all but waiting for replies: those that were sent in its last second are fetched,
-# nodes are waited for, and the model is made and evaluated.
+_LETTERS_PER_VALUE = 64  # A name of so many letters counts as one more value.
+# Time that a round may need beside waiting for replies: to fetch replies sent in its last second,
+# to wait for nodes, and to make and evaluate the model.
 _SPARE_SECONDS = 3600.0
-_LONGEST_LIFE = 10 * 365 * 86400.0  # Seconds; Flower makes a date of when a message expires.
+# Ten years, in seconds. Flower turns a message's expiry into a date, which must not overflow.
+_LONGEST_LIFE = 10 * 365 * 86400.0
 
 
 class ScreenedGrid(ForwardingGrid):
-    """Hands calls on to another grid and checks what replies say of themselves.
+    """Hands calls on to another grid, and checks the sender and the size of every reply.
 
-    Messages get a random ``group_id``, which makes the ids that Flower computes from them
-    impossible to guess. A reply counts for the node that its message went to. A reply that claims
-    another sender, or that is far larger than its message, becomes an error of the node that was
-    asked. A reply in the name of a node whose message it does not answer is dropped.
+    Messages get a random ``group_id``. Flower computes message ids from it, so nobody can guess
+    the ids. A reply counts for the node that its message was sent to. A reply that names another
+    sender, or that is far larger than its message, becomes an error of the node that was asked. A
+    reply in the name of a node that was asked, but to none of its messages, is dropped.
 
     Parameters
     ----------
     grid : Grid
-        Any grid. Where nodes are simulated, it waits for the replies itself; elsewhere a
-        :class:`~fedif_flower.messages.polling_grid.PollingGrid` does.
+        Any grid. A grid that no client can delay waits for the replies itself. Around Flower's
+        grid for simulations a
+        :class:`~fedif_flower.messages.flower_simulation.FlowerSimulation` does, and around any
+        other a :class:`~fedif_flower.messages.polling_grid.PollingGrid`.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -59,16 +63,16 @@ class ScreenedGrid(ForwardingGrid):
 
     @property
     def keeps_late(self) -> bool:
-        """Whether a reply that is missing when a round closes can come later."""
+        """Whether a reply that is missing when a round closes can still come in a later round."""
         return hasattr(self._transport, "arrivals")
 
     @property
     def polling(self) -> PollingGrid | None:
-        """What waits for the replies of real nodes, and so knows who is there."""
+        """The grid that waits for real nodes and knows who is online; ``None`` in a simulation."""
         return self._transport if isinstance(self._transport, PollingGrid) else None
 
     def close_by(self, closing: Closing) -> None:
-        """Let ``closing`` say until when the replies to the next messages are waited for."""
+        """Let ``closing`` decide how long the next call of :meth:`send_and_receive` waits."""
         self._closing = closing
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -88,7 +92,7 @@ class ScreenedGrid(ForwardingGrid):
             Seconds; ``None``: wait for as long as it takes.
         """
         closing = self._closing
-        self._closing = None  # It is for these messages alone.
+        self._closing = None  # It applies to this call alone.
         rounds = 1
         if closing is not None:
             rounds = closing.rounds
@@ -107,40 +111,44 @@ class ScreenedGrid(ForwardingGrid):
 def _until_closed(
     replies: Iterable[Message], timeout: float | None, closing: Closing
 ) -> Iterator[Message]:
-    """Return the replies that come before a round closes; its later ones are lost."""
+    """Yield the replies that come before a round closes; later ones are lost."""
     closing.begin(timeout)
     for reply in replies:
         yield reply
-        del reply  # It need not stay in memory until the next is there.
+        del reply  # It need not stay in memory until the next reply comes.
         if closing.has_quorum and closing.is_over():
             return
 
 
 def screened(grid: Grid) -> Grid:
-    """Return the grid, wrapped unless it is already."""
+    """Return the grid as a :class:`ScreenedGrid`, wrapping it unless it is one."""
     return grid if isinstance(grid, ScreenedGrid) else ScreenedGrid(grid)
 
 
 def is_reliable(grid: Grid) -> bool:
-    """Return whether no client can make the grid wait or raise: nothing is uploaded to it."""
-    says_so = getattr(grid, "reliable", False)  # This package's grids do.
+    """Return whether no client can make the grid wait or raise an error."""
+    says_so = getattr(grid, "reliable", False)  # An attribute of this package's own grids.
     return _is_flowers(grid) or isinstance(grid, PollingGrid) or says_so
 
 
 def _is_flowers(grid: Grid) -> bool:
-    """Return whether it is Flower's class for simulations, which has no public home."""
+    """Return whether a grid is Flower's own for simulations, which Flower does not export."""
     return type(grid).__name__ == "InMemoryGrid"
 
 
 def _transport_over(grid: Grid) -> Grid:
-    """Return what waits for the replies of a grid's nodes."""
+    """Return the grid that waits for replies: ``grid`` itself, or one around it."""
     if _is_flowers(grid):
         return FlowerSimulation(grid)
     return grid if is_reliable(grid) else PollingGrid(grid)
 
 
 def weight(content: RecordDict) -> tuple[int, int]:
-    """Return how many bytes of arrays a message holds, and how many values besides."""
+    """Return how many bytes of arrays a message holds, and how many other values.
+
+    Each entry counts as one value, and its long name as more. Each element of a list and each
+    character of a text counts as one.
+    """
     size = values = 0
     for record in content.values():
         for name, value in record.items():
@@ -153,10 +161,10 @@ def weight(content: RecordDict) -> tuple[int, int]:
 
 
 def unguessable(messages: Iterable[Message]) -> list[Message]:
-    """Return messages with ids that nobody can guess, once they are sent."""
+    """Give messages a random group id, so that nobody can guess the ids that they get when sent."""
     sent = list(messages)
     for message in sent:
-        # A member's log calls it the round.
+        # The round number comes first: a member's log shows the group id as the round.
         number = round_of(message)
         group_id = secrets.token_hex(16)
         if number is not None:
@@ -166,18 +174,19 @@ def unguessable(messages: Iterable[Message]) -> list[Message]:
 
 
 def lasting(messages: list[Message], timeout: float | None, rounds: int) -> list[Message]:
-    """Return messages that Flower does not drop, with their replies, while these are waited for.
+    """Set how long messages live, so that Flower keeps them while their replies still count.
 
-    Its own default is twelve hours. A message that was given another time keeps that.
+    Flower drops a message and its reply after the message's lifetime, twelve hours by default. A
+    message whose lifetime is not the default keeps it.
 
     Parameters
     ----------
     messages : list of Message
-        Not sent yet.
+        The messages, not sent yet; changed in place and returned.
     timeout : float, optional
         Seconds that a round waits; ``None``: for as long as it takes.
     rounds : int
-        In how many rounds replies count.
+        In how many rounds replies to these messages count.
     """
     seconds = _LONGEST_LIFE
     if timeout is not None:
@@ -189,14 +198,23 @@ def lasting(messages: list[Message], timeout: float | None, rounds: int) -> list
 
 
 def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[Message]:
-    """Return replies to messages that were sent, as :class:`ScreenedGrid` does."""
+    """Yield the replies that :class:`ScreenedGrid` lets pass, in the order in which they come.
+
+    Parameters
+    ----------
+    replies : iterable of Message
+        The replies; nothing in them is trusted.
+    sent : sequence of Message
+        The messages that they may answer.
+    """
     sent_by_id: dict[str, Message] = {}
     nodes = {message.metadata.dst_node_id for message in sent}
     answered: set[str] = set()
     for reply in replies:
         message_id = reply.metadata.reply_to_message_id
         sender = reply.metadata.src_node_id
-        if message_id not in sent_by_id:  # A grid gives messages their ids as it sends them.
+        # A grid sets the messages' ids only when it sends them: the index cannot be made before.
+        if message_id not in sent_by_id:
             sent_by_id = {message.metadata.message_id: message for message in sent}
         message = sent_by_id.get(message_id)
         if message is not None and message_id not in answered:
@@ -205,12 +223,14 @@ def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[
         elif sender in nodes and (message is None or sender != message.metadata.dst_node_id):
             logger.warning("a reply in the name of node %d answers none of its messages", sender)
         else:
-            yield reply  # A stranger's, or a second one of the same node: known as such.
-        del reply  # It need not stay in memory until the next is there.
+            # A reply from a node that was not asked, or a node's second reply to one message. The
+            # caller recognises and refuses both.
+            yield reply
+        del reply  # It need not stay in memory until the next reply comes.
 
 
 def _checked(reply: Message, message: Message) -> Message:
-    """Return the reply to a message, or an error of the node that was asked in its place."""
+    """Return the reply if its sender and size are right; otherwise an error in its place."""
     sender = reply.metadata.src_node_id
     node_id = message.metadata.dst_node_id
     if reply.has_error():

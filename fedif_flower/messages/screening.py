@@ -1,4 +1,4 @@
-"""Screening: each reply of a client is checked alone, and none can stop the server."""
+"""Screening: each client's reply is checked on its own, and no reply can stop the server."""
 
 from __future__ import annotations
 
@@ -28,34 +28,38 @@ logger = logging.getLogger(__name__)
 NO_REPLY = "no reply before the deadline"
 CLOSED = "no reply before the round closed"
 
-# What became of a client in a round: its reply was used or refused, its app raised an error,
-# nothing came that could be its reply, the round closed before it came, or the operator ended its
-# registration meanwhile.
+# What became of a client in a round:
+#   accepted  its reply is used
+#   refused   its reply is not usable
+#   failed    its app raised an error
+#   away      no reply came before the deadline, or Flower sent an error in its place
+#   late      no reply came before the round closed
+#   revoked   the operator ended its registration meanwhile
 ReplyStatus = Literal["accepted", "refused", "failed", "away", "late", "revoked"]
 
-_APP_RAISED = 2  # Flower's code of an error in a client's app.
+_APP_RAISED = 2  # Flower's code for an error in a client's app.
 _STATUS: Mapping[int, ReplyStatus] = {_APP_RAISED: "failed", REGISTRATION_ENDED: "revoked"}
 
-# Looks at a reply, its arrays, and its node, for the round in which that was asked.
+# Looks at a reply, the arrays in it, the node, and the round in which the node was asked.
 Look = Callable[[RecordDict, ArrayRecord, ClientNode, int], None]
 
 
 @dataclass(frozen=True)
 class RefusedReply:
-    """A client without a usable reply, and why."""
+    """A client without a usable reply, and the reason."""
 
     node: ClientNode
     reason: str
     status: ReplyStatus = "refused"
 
     def __post_init__(self) -> None:
-        """Make the reason fit for logs and tables, whatever the client put in it."""
+        """Make the reason fit for logs and tables: the client may have written it."""
         object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True)
 class Screening:
-    """The accepted and refused replies of a round, and the seconds of screening without waiting."""
+    """A round's accepted and refused replies, and the seconds that screening took without waits."""
 
     accepted: list[AcceptedReply] = field(default_factory=list)
     refused: list[RefusedReply] = field(default_factory=list)
@@ -73,33 +77,36 @@ def screen_replies(
     look: Look | None = None,
     server_round: int = 0,
 ) -> Screening:
-    """Check replies as they come, each on its own; unpack the good ones by partition id.
+    """Check replies as they come, each on its own, and unpack the good ones into the workspace.
+
+    Accepted replies are in the order of their nodes, which is that of their partition ids.
 
     Parameters
     ----------
     replies : iterable of Message
-        Whatever came back, in any order; it may yet be on its way.
+        The replies in any order; the iterable may wait for replies that have not come yet.
     asked : mapping of int to Asked
-        By node id, whose replies count in this round.
+        The members whose replies count in this round, by node id.
     workspace : Workspace
-        In the end row k holds the update of accepted reply number k.
+        Takes the updates: in the end row k holds the update of accepted reply k.
     limits : ReplyLimits
-        What it must report, and how much of that is believed.
+        What a reply must report, and how many examples it is believed to have.
     arrive : callable, optional
         Takes each update ``[d]``, which it may change in place, and its squared norm; returns the
-        squared norm of what it left.
+        squared norm of the changed update.
     closing : Closing, optional
-        Told of every usable reply; without a reply when it is over, a member is late.
+        Counts every usable reply. If it has its quorum, or keeps replies for later rounds, a
+        missing reply is late; otherwise the member is away.
     look : callable, optional
-        Looks at each reply before it is unpacked; a ReplyError refuses it.
+        Looks at each reply before it is unpacked, and may raise ReplyError to refuse it.
     server_round : int
-        The round; who was asked in another one may be silent.
+        The round. Members asked in an earlier round need not reply in this one.
 
     Returns
     -------
     Screening
-        Everybody asked in this round is in one of its lists, or in both who sent a second reply,
-        which is refused; senders not asked are refused too.
+        Every member asked in this round is in one of its lists. A member that sent a second reply
+        is among the refused as well, and so are senders that were not asked.
     """
     workspace.reserve(len(asked))
     closing = closing or Closing()
@@ -109,7 +116,8 @@ def screen_replies(
         started = time.perf_counter()
         if desk.take(reply):
             closing.count()
-        del reply  # Its arrays are in the workspace: while the next is awaited, they need no room.
+        # The reply's arrays are in the workspace: free the reply while the next one is awaited.
+        del reply
         seconds += time.perf_counter() - started
     desk.refuse_unfit()
     if closing.has_quorum or closing.keeps:
@@ -127,7 +135,7 @@ def screen_replies(
 
 
 class _ClientSaidError(ReplyError):
-    """A client sent an error in place of a model, or Flower did in its name."""
+    """A client sent an error instead of a model, or Flower did in the client's name."""
 
     def __init__(self, error: Error) -> None:
         self.status: ReplyStatus = _STATUS.get(error.code, "away")
@@ -143,9 +151,9 @@ class _ReplyDesk:
     Attributes
     ----------
     accepted : dict of int to AcceptedReply
-        By row of the workspace: members' rows are in the order of their partitions.
+        Accepted replies by row of the workspace. Members' rows are in the order of their nodes.
     refused : list of RefusedReply
-        In the order in which they came.
+        Refused replies, in the order in which they were refused.
     """
 
     def __init__(
@@ -170,7 +178,7 @@ class _ReplyDesk:
         self._round = server_round
 
     def take(self, reply: Message) -> bool:
-        """Accept a reply or refuse it, and tell which; nothing in it stops the server."""
+        """Accept or refuse a reply; return whether it is accepted. No reply raises an error."""
         node_id = reply.metadata.src_node_id
         question = self._asked.get(node_id)
         if question is None:
@@ -190,12 +198,12 @@ class _ReplyDesk:
         return False
 
     def _read(self, reply: Message, question: Asked) -> AcceptedReply:
-        """Return a member's reply, with its update in the member's row.
+        """Screen a member's reply, and write its update into the member's row.
 
         Raises
         ------
         ReplyError
-            If it is not usable.
+            If the reply is not usable.
         """
         node = question.node
         if node.node_id in self._answered:
@@ -206,7 +214,7 @@ class _ReplyDesk:
         content = reply.content
         if self._look is not None:
             self._look(content, arrays_of(content), node, question.server_round)
-        # One hundredth and a second more, for a clock that runs fast.
+        # One per cent and one second of tolerance, because the member's clock may run fast.
         max_seconds = 1.01 * (time.perf_counter() - question.at) + 1.0
         reported = screen_records(content, self._limits, max_seconds)
         row = self._rows[node.node_id]
@@ -220,12 +228,12 @@ class _ReplyDesk:
         return usable
 
     def refuse_unfit(self) -> None:
-        """Refuse what was accepted by itself, and does not fit the others."""
+        """Refuse replies that are fine on their own but odd beside the others."""
         for row, reason in self._workspace.unfit(self.accepted).items():
             self._refuse(self.accepted.pop(row).node, reason)
 
     def refuse_absent(self, reason: str, status: ReplyStatus) -> None:
-        """Note who was asked in this round and is silent; who was asked earlier may still be."""
+        """Refuse the members asked in this round without a reply; earlier ones may still answer."""
         for node_id, question in self._asked.items():
             if question.server_round == self._round and node_id not in self._answered:
                 self._refuse(question.node, reason, status)
@@ -237,7 +245,7 @@ class _ReplyDesk:
 def _discount(
     reply: AcceptedReply, question: Asked, workspace: Workspace, row: int
 ) -> AcceptedReply:
-    """Return a late reply with the update that it counts with, which is shortened in its row."""
+    """Shorten a late reply's update in its row by its factor; return the reply with a note."""
     workspace.updates[row].mul_(question.factor)
     buffer_update = workspace.buffer_updates[row]  # [b]
     if question.buffers is not None:

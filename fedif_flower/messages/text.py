@@ -8,14 +8,16 @@ from typing import Any
 from fedif_flower.foreign import visible
 
 MAX_LENGTH = 200
-# What a terminal or a page obeys in place of showing it, as in a class of a regular expression:
-# control characters, line ends, and marks that have no width or turn the direction of writing.
+# Characters that a terminal or a page obeys instead of showing them: control characters, line
+# ends, and marks that have no width or turn the direction of writing. The string is written as
+# the inside of a regular expression's [...].
 UNSHOWN = r"\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
 _NOT_PRINTABLE = re.compile(r"[^ -~]")
-_RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)  # As Flower writes it.
+# How Flower writes an exception that a client's app raised.
+_RAISED = re.compile(r"<class '(?:[\w.]*\.)?(\w+)'>:<'(.*)'>", re.DOTALL)
 
 MESSAGE_API = "only the message API is served (docs/tutorial/own-app.md)"
-# What a client app of Flower's older API misses in a message.
+# A client app of Flower's older API looks for records whose names begin so, and fails without.
 _OLDER = ("fitins.", "evaluateins.", "getparametersins.", "getpropertiesins.")
 
 
@@ -23,31 +25,31 @@ def printable(text: object, max_length: int = MAX_LENGTH) -> str:
     r"""Return ``text`` as printable ASCII of at most ``max_length`` characters.
 
     Every other character, be it a line break, an escape sequence's ``"\x1b"`` or half of a
-    surrogate pair, becomes ``"?"``; text that is too long ends in ``"..."``. What is printable and
-    short stays as it is.
+    surrogate pair, becomes ``"?"``. Text that is too long is cut, and ends in ``"..."``.
+    Printable, short text stays as it is.
 
     Parameters
     ----------
     text : object
         What a client sent, or an exception about it.
     max_length : int
-        Characters, >= 3.
+        Longest result, in characters, >= 3.
     """
     return _NOT_PRINTABLE.sub("?", _short(text, max_length))
 
 
 def one_line(text: object, max_length: int = MAX_LENGTH) -> str:
-    r"""Return text of this side's own on one line: as :func:`printable`, with all letters.
+    r"""Return text of this side's own on one line, at most ``max_length`` characters long.
 
-    What the operator calls a member, or the system a file, need not be ASCII. Line breaks, escape
-    sequences, marks that turn the direction of writing and halves of surrogate pairs become
-    ``"?"`` all the same.
+    Unlike :func:`printable` it keeps all letters: the operator's name for a member, or the system's
+    name for a file, need not be ASCII. Line breaks, escape sequences, marks that turn the direction
+    of writing and halves of surrogate pairs become ``"?"`` here too.
     """
     return visible(_short(text, max_length))
 
 
 def reason_of(error: Any) -> str:
-    """Return the reason of Flower's error: ``ValueError: words`` for what an app raised."""
+    """Return the reason in a Flower error; an app's exception reads ``ValueError: words``."""
     reason = str(error.reason)
     raised = _RAISED.fullmatch(reason)
     if raised:

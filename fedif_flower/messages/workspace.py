@@ -1,4 +1,4 @@
-"""Rows for the updates of a round's clients, which replies are unpacked into."""
+"""Memory for the updates of a round's clients: replies are unpacked into its rows."""
 
 from __future__ import annotations
 
@@ -24,15 +24,31 @@ from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate, requir
 from fedif_flower.messages.metrics import ClientRecords
 from fedif_flower.round import ModelVectors, RoundUpdates
 
-# The updates of a round may take this share of the memory that is free.
+# The updates of a round may take this share of the free memory; larger ones lie in a file.
 SHARE_OF_MEMORY = 0.25
 
+# Takes a client's update [d] as it arrives, which it may change in place, and its squared norm;
+# returns the squared norm of the changed update.
 Arrive = Callable[[Tensor, float], float]
 
 
 @dataclass(frozen=True)
 class AcceptedReply:
-    """A reply whose update lies in a row of the workspace."""
+    """A reply that was accepted; its update lies in a row of the workspace.
+
+    Attributes
+    ----------
+    node : ClientNode
+        The client.
+    reported : ClientRecords
+        What the reply holds beside arrays, screened.
+    squared_norm : float
+        Of the update over trainable parameters.
+    counters : mapping of str to Tensor
+        The integer arrays of the client's model, by name.
+    advances : mapping of str to int
+        How far each integer array advanced, for those that changed.
+    """
 
     node: ClientNode
     reported: ClientRecords
@@ -42,7 +58,7 @@ class AcceptedReply:
 
     @property
     def num_examples(self) -> float:
-        """The examples that count for it."""
+        """The number of examples for which the client counts."""
         return self.reported.num_examples
 
 
@@ -55,16 +71,18 @@ class Asked:
     node : ClientNode
         The member.
     received : ModelVectors
-        The model it was sent, against which its reply is screened.
+        The model that the member was sent. Its reply is screened against this model.
     at : float
-        When, by :func:`time.perf_counter`: it has not trained for longer.
+        When the member was asked, by :func:`time.perf_counter`. It cannot have trained for longer
+        than since then.
     server_round : int
-        The round.
+        The round in which the member was asked.
     factor : float
-        By which its update is multiplied, in [0, 1].
+        The factor in [0, 1] by which a late reply's update is multiplied.
     buffers : Tensor, optional
-        ``[b]``: the buffers that its own are compared with. Default: those it was sent. They are
-        what a layer has seen, and no steps: a model that has come to them already stays there.
+        ``[b]``: the buffers from which a late reply's buffer update is measured. Default: those in
+        ``received``. Buffers describe the data that a layer has seen, and are no steps: where the
+        global model has reached a late reply's buffers already, the reply must not move it further.
     """
 
     node: ClientNode
@@ -76,28 +94,29 @@ class Asked:
 
 
 class Workspace:
-    """Rows for the clients' updates, kept from round to round to spare the page faults.
+    """Matrices with one row for each client's update, used again in every round.
 
-    Rows that would take more than a quarter of the free memory lie in a file that is mapped into
-    memory: the system keeps of it what fits. The file has no name, and is gone with the process.
+    New memory in every round would cost page faults. Updates (and models) that would take more than
+    a quarter of the free memory lie in a file that is mapped into memory. The system keeps as much
+    of the file in memory as fits. The file has no name, and vanishes with the process.
 
     Parameters
     ----------
     layout : ParameterLayout
-        The model's.
+        The layout of the model's arrays.
     has_vector : bool
-        Whether each reply holds a vector ``[d]`` beside its model, as SCAFFOLD's do.
+        Whether each reply holds a vector ``[d]`` beside its model, as with SCAFFOLD.
     keeps_models : bool
-        Whether the models are kept as they come, beside the updates, in as much memory again.
+        Whether the clients' models are kept beside the updates. They take as much memory again.
 
     Attributes
     ----------
     updates, buffer_updates : Tensor
-        ``[m, d]`` and ``[m, b]``.
+        ``[m, d]`` and ``[m, b]``: at least m rows, where m is the number of clients.
     sent : ModelVectors, optional
-        The models, where they are kept: ``[m, d]`` and ``[m, b]``.
+        The clients' models, if they are kept: ``[m, d]`` and ``[m, b]``.
     beside : dict of str to Tensor
-        What replies hold beside the model, ``[m, n]`` each.
+        The arrays that replies hold beside the model, ``[m, n]`` each, by name.
     """
 
     def __init__(
@@ -115,7 +134,13 @@ class Workspace:
         self.expect({})
 
     def expect(self, lengths: Mapping[str, int]) -> None:
-        """Require further arrays beside the model, float64, of these lengths, in the next round."""
+        """Require of the next round's replies further arrays beside the model, all float64.
+
+        Parameters
+        ----------
+        lengths : mapping of str to int
+            Length n of each array, by name.
+        """
         further = {name: torch.empty(0, n, dtype=torch.float64) for name, n in lengths.items()}
         self.beside = self._vector | further
         self._specs = [
@@ -124,14 +149,14 @@ class Workspace:
         ]
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
-        """Tell members in a round's config what they need to know beside the model."""
+        """Add what a subclass has to tell members to a round's config; here nothing."""
 
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return a round's updates with what the workspace knows of them; here, as they are."""
+        """Add what a subclass knows of a round's updates; here they stay as they are."""
         return updates
 
     def reserve(self, rows: int) -> None:
-        """Make room for ``rows`` clients."""
+        """Make room for ``rows`` clients; rows that are there already may lose their values."""
         layout = self.layout
         if rows > self.updates.shape[0]:
             self.updates = empty_rows(rows, layout.num_params, layout.dtype)
@@ -152,12 +177,26 @@ class Workspace:
         received: ModelVectors,
         arrive: Arrive | None,
     ) -> UnpackedUpdate:
-        """Check what a node sent, and write what it changes of the model into a row.
+        """Check a reply's arrays, and write the update into a row.
+
+        Parameters
+        ----------
+        content : RecordDict
+            The reply.
+        node : ClientNode
+            The client. A subclass for masked replies needs it.
+        row : int
+            The row that the update is written into.
+        received : ModelVectors
+            The model that the client received.
+        arrive : callable, optional
+            Changes the update in its row and returns its new squared norm.
 
         Raises
         ------
         ReplyError
-            If they are not the model's, not finite, or one beside them is missing.
+            If the arrays do not have the model's layout or are not finite, or if an array beside
+            the model is missing.
         """
         beside = list(self._views_beside(content))
         update = self.updates[row]  # [d]
@@ -175,6 +214,7 @@ class Workspace:
         return unpacked._replace(squared_norm=arrive(update, unpacked.squared_norm))
 
     def _views_beside(self, content: RecordDict) -> Iterator[NDArray[np.generic]]:
+        """Yield a reply's arrays beside the model, checked, in the order of ``beside``."""
         record = content.get(VECTOR_RECORD)
         for spec in self._specs:
             if not isinstance(record, ArrayRecord) or spec.name not in record:
@@ -184,13 +224,13 @@ class Workspace:
             yield view
 
     def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
-        """Return, by row, why replies are refused that were accepted on their own."""
+        """Return reasons, by row, to refuse replies that are odd only beside the others."""
         rows = sorted(accepted)
         reasons = refuse_advances([accepted[row].advances for row in rows])
         return {rows[position]: reason for position, reason in reasons.items()}
 
     def compact(self, rows: Sequence[int]) -> None:
-        """Move these rows, in ascending order, to the front."""
+        """Move these rows to the front; ``rows`` is ascending, so none is overwritten too early."""
         for row, source in enumerate(rows):
             if row != source:
                 self.updates[row] = self.updates[source]
@@ -211,20 +251,21 @@ class Workspace:
     ) -> RoundUpdates:
         """Return a round's accepted replies as tensors on a device.
 
-        Changes of buffers are bounded here, in place.
+        Outliers among the buffer updates are replaced here, in place (see
+        :func:`~fedif_flower.aggregators.spread.bound_by_spread`).
 
         Parameters
         ----------
         server_round : int
             The round t.
         accepted : sequence of AcceptedReply
-            The m replies.
+            The m replies; reply k's update is in row k.
         received : ModelVectors
             The model that the clients were sent.
         device : torch.device
-            Where the round is weighed.
+            The device on which the round is weighed.
         seed : int
-            The run's, for rules that draw.
+            The run's seed, for rules that draw at random.
         """
         m = len(accepted)
         bound_by_spread(self.buffer_updates[:m])
@@ -250,10 +291,10 @@ class Workspace:
 
 
 def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-    """Return room for a matrix, in memory or in a file that is mapped into it."""
+    """Return an uninitialised matrix, in memory or, if large, in a file mapped into memory."""
     count = rows * columns
     if count * dtype.itemsize <= SHARE_OF_MEMORY * psutil.virtual_memory().available:
         return torch.empty(rows, columns, dtype=dtype)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:  # The mapping outlives the file's name.
         path = str(Path(folder) / "updates")
         return torch.from_file(path, shared=True, size=count, dtype=dtype).view(rows, columns)
