@@ -1,10 +1,10 @@
 """Shapley values of a round's clients: estimators over one utility type.
 
-A :data:`Utility` maps coalitions, rows of a bool mask ``[c, m]``, to numbers ``[c]``. Every
-estimator asks for its coalitions in batches as large as its definition allows; in a
-:class:`CoalitionMemo` equal ones are evaluated once. Those that draw return an :class:`Estimate`:
-values ``[m]``, and what is left to chance in them. :data:`ESTIMATORS` has all of them by name, with
-one signature.
+A :data:`Utility` maps coalitions, the rows of a bool mask ``[c, m]``, to numbers ``[c]``. Every
+estimator passes its coalitions to the utility in batches as large as its definition allows. A
+:class:`CoalitionMemo` around the utility evaluates equal coalitions only once. Estimators that draw
+coalitions at random return an :class:`Estimate`: values ``[m]`` with their sampling error.
+:data:`ESTIMATORS` has all estimators by name; there, each returns an :class:`Estimate`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 
 
 class Estimator(Protocol):
-    """The one signature of :data:`ESTIMATORS`; ``num_samples`` is the estimator's own count."""
+    """The signature of all :data:`ESTIMATORS`; each counts ``num_samples`` in its own unit."""
 
     def __call__(
         self, utility: Utility, num_clients: int, *, num_samples: int, generator: Generator
     ) -> Estimate:
-        """Return the values ``[m]`` of ``num_clients`` clients, and what is left to chance."""
+        """Return the values ``[m]`` of m = ``num_clients`` clients, with their sampling error."""
 
 
 ESTIMATORS: Mapping[str, Estimator] = {
@@ -55,5 +55,6 @@ ESTIMATORS: Mapping[str, Estimator] = {
     "owen": owen_shapley,
     "permutation": permutation_shapley,
 }
-"""Estimators by name. ``num_samples``: complementary, samples per stratum; permutation, orders, in
-pairs; gtg, most orders; owen, antithetic pairs; exact and leave-one-out need none."""
+"""Estimators by name. ``num_samples`` is the number of samples per stratum (complementary), of
+orders, which come in pairs (permutation), of antithetic pairs (owen), or the largest number of
+orders (gtg). The other two, exact and leave-one-out, ignore it."""

@@ -16,9 +16,10 @@ def complementary_shapley(
 ) -> Estimate:
     r"""Estimate the Shapley values by stratified complementary contributions.
 
-    M times, for each j = 1..m, the first j clients of a new random order form L, the others R,
-    and :math:`\delta = u(L) - u(R)` is a sample of the stratum (k, \|L\|) for each k in L, while
-    :math:`-\delta` is one of the stratum (k, \|R\|) for each k in R. Then
+    The stratum (k, s) holds the samples for client k in coalitions of size s. M times, for each
+    j = 1..m, the first j clients of a new random order form L, the others R. Then
+    :math:`\delta = u(L) - u(R)`, with u the utility, is a sample of the stratum (k, \|L\|) for each
+    k in L, and :math:`-\delta` is one of the stratum (k, \|R\|) for each k in R. The estimates are
 
     .. math:: \hat\varphi_k = \frac{1}{m} \sum_{s=1}^{m} \operatorname{mean}(\text{stratum}(k, s))
 
@@ -31,17 +32,18 @@ def complementary_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, >= 1. All 2 M m coalitions are asked for in one call, the empty and the grand one M times
-        each.
+        M, >= 1. All 2 M m coalitions are passed to the utility in one call, the empty and the grand
+        one M times each.
     generator : torch.Generator
-        Of the CPU.
+        On the CPU.
 
     Returns
     -------
     Estimate
-        Values, and what is left to chance in them: each draw's distance from its stratum's mean,
-        over m times the stratum's draws. Where a client's stratum has one draw or none, the mean
-        of all clients' draws of that size stands in.
+        Values with their sampling error. A draw's residual is its distance from the mean of its
+        stratum over :math:`m \sqrt{n (n - 1)}`, with n the number of draws in the stratum. If n is
+        1, it is the distance from the mean of all clients' draws of that size, over m. If n is 0,
+        that mean itself over m is the stratum's residual.
 
     References
     ----------
@@ -49,7 +51,7 @@ def complementary_shapley(
     Zhang et al., "Efficient Sampling Approaches to Shapley Value Approximation", SIGMOD 2023.
     """
     sizes = torch.arange(1, num_clients + 1).repeat(num_samples)  # [M m]
-    # The inverse of a uniformly random order is one too: read it as each client's position.
+    # Each client's position in the order: the inverse of a uniformly random order is also one.
     ranks = random_permutations(len(sizes), num_clients, generator)  # [M m, m]
     left = ranks < sizes[:, None]  # [M m, m]
     left_utility, right_utility = utility(torch.cat([left, ~left])).double().chunk(2)
@@ -62,7 +64,7 @@ def complementary_shapley(
     sums = (is_left * delta).T @ left_size - (is_right * delta).T @ right_size  # [m, m + 1]
     counts = is_left.T @ left_size + is_right.T @ right_size
     means = sums / counts.clamp_min(1.0)  # [m, m + 1]
-    # Each draw is a sample for every client k, in the stratum of k and of the size of k's side.
+    # Each draw gives every client k one sample, in the stratum (k, size of k's side).
     samples = torch.where(left, delta, -delta)  # [M m, m]
     strata = torch.where(left, sizes[:, None], num_clients - sizes[:, None])  # [M m, m]
     residuals = _residuals(samples, strata, sums, counts)
@@ -70,29 +72,31 @@ def complementary_shapley(
 
 
 def _residuals(samples: Tensor, strata: Tensor, sums: Tensor, counts: Tensor) -> Tensor:
-    """Return by how much each draw moved the values, and each stratum that was not drawn.
+    """Return the residuals of the draws, and of the strata that have no draw.
 
     Parameters
     ----------
     samples, strata : Tensor
-        ``[draws, m]``: what each draw is for each client, and of which size its side was.
+        ``[draws, m]``: each draw's sample for each client, and the size of the client's side.
     sums, counts : Tensor
-        ``[m, m + 1]``: of the samples, by client and size.
+        ``[m, m + 1]``: the sum and the number of the samples, by client and size.
 
     Returns
     -------
     Tensor
-        ``[draws + lacking, m]``.
+        ``[draws + lacking, m]``: a row for each draw, then one for each size that some client has
+        no draw of.
     """
     means = sums / counts.clamp_min(1.0)  # [m, m + 1]
     stratum_counts = counts.T.gather(0, strata)  # [draws, m]
-    # One draw alone says nothing about its own error: its distance from the mean of all clients'
-    # draws of that size stands for the error. Of n >= 2 draws, n - 1 are free.
+    # A single draw says nothing about its own error: its distance from the mean of all clients'
+    # draws of that size is taken instead. n >= 2 draws have n - 1 degrees of freedom.
     size_means = sums.sum(dim=0) / counts.sum(dim=0).clamp_min(1.0)  # [m + 1]
     expected = torch.where(stratum_counts > 1, means.T.gather(0, strata), size_means[strata])
     divisors = (stratum_counts * (stratum_counts - 1).clamp_min(1.0)).sqrt()
     error_of_draw = (samples - expected) / divisors  # [draws, m]
-    # A stratum that was not drawn counts as 0, and errs by what it would have been.
+    # A stratum without a draw counts as 0. It errs by its true mean, for which that of its size is
+    # taken.
     lacking = torch.where(counts == 0, size_means, 0.0).T  # [m + 1, m]
     errors = torch.cat([error_of_draw, lacking[lacking.any(dim=1)]])
     return errors / samples.shape[1]

@@ -1,4 +1,4 @@
-"""Estimated Shapley values, and how far apart chance alone may put equal ones."""
+"""Estimated Shapley values, and how far apart sampling alone may put those of equal clients."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The share of the rounds with equal clients in which they are to be taken for equal.
+# If all clients of a round are equal, they are to be taken for equal in this share of such rounds.
 CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    r"""Shapley values, and what is left to chance in them.
+    r"""Shapley values with their sampling error.
 
     Attributes
     ----------
     values : Tensor
         ``[m]``, float64.
     residuals : Tensor
-        ``[n, m]``, float64: by how much each of n independent draws moved the values. The variance
-        of :math:`\hat\varphi_i - \hat\varphi_j` is :math:`\sum_k (e_{ki} - e_{kj})^2`. No rows:
-        nothing was drawn.
+        ``[n, m]``, float64: :math:`e_{ki}`, what draw k of n independent draws adds to the error of
+        value i. They are scaled so that :math:`\sum_k (e_{ki} - e_{kj})^2` estimates the variance
+        of :math:`\hat\varphi_i - \hat\varphi_j`. No rows: nothing was drawn at random.
     """
 
     values: Tensor
@@ -31,24 +31,28 @@ class Estimate(NamedTuple):
 
     @property
     def errors(self) -> Tensor:
-        """The standard error of each value, ``[m]``; 0 where at most one was drawn."""
+        """The standard error of each value, ``[m]``; 0 where there was at most one draw."""
         errors: Tensor = torch.linalg.vector_norm(self.residuals, dim=0)
         return errors
 
     @property
     def resolution(self) -> float:
-        r"""How far apart chance may put the highest and the lowest value of equal clients.
+        r"""How far apart sampling may put the highest and the lowest value of equal clients.
 
         .. math:: t \, \sqrt{\frac{2}{m (m - 1)} \sum_{a < b} \sum_k (e_{ka} - e_{kb})^2}
 
-        Under the root is the variance of a difference, the mean over all pairs of clients: that of
-        equal clients is the same for each pair. t is Student's quantile with (n - 1)(m - 1) degrees
-        of freedom: beyond it none of the m (m - 1) / 2 differences lies in 95 % of the rounds in
-        which there are none. Infinite after one draw, which says nothing of its error; 0 where
-        nothing was drawn. It is too small after a few draws, which may coincide: with 3 clients and
-        2 antithetic pairs of orders, one round in three has the same pair twice.
+        Under the root is the variance of the difference between two values, as a mean over all
+        pairs of clients, since it is the same for every pair of equal clients. t is Student's
+        quantile with (n - 1)(m - 1) degrees of freedom at :math:`1 - 0.05 / (m (m - 1))`: if all
+        clients of a round are equal, then none of the m (m - 1) / 2 differences is larger with a
+        probability of 95 %.
+
+        The resolution is infinite after one draw, which says nothing about its error, and 0 where
+        nothing was drawn or there is one client. It is too small after a few draws, since these may
+        coincide: with 3 clients and 2 antithetic pairs of orders, one round in three has the same
+        pair twice.
         """
-        # Imported here: every client and command line would wait for it.
+        # Imported here, so that clients and other commands do not wait for the import.
         from scipy.special import stdtrit
 
         draws, num_clients = self.residuals.shape
@@ -56,7 +60,8 @@ class Estimate(NamedTuple):
             return 0.0
         if draws == 1:
             return math.inf
-        # The sum over all pairs of squared differences is m times that of squared deviations.
+        # The squared differences, summed over all pairs, are m times the sum of the squared
+        # deviations from the mean.
         centred = self.residuals - self.residuals.mean(dim=1, keepdim=True)  # [n, m]
         variance = 2 * float(centred.square().sum()) / (num_clients - 1)
         pairs = num_clients * (num_clients - 1) / 2
@@ -66,12 +71,12 @@ class Estimate(NamedTuple):
 
 
 def exactly(values: Tensor) -> Estimate:
-    """Return values ``[m]`` in which nothing is left to chance."""
+    """Return values ``[m]`` as an estimate without sampling error."""
     return Estimate(values, values.new_empty(0, len(values)))
 
 
 def mean_of_draws(draws: Tensor) -> Estimate:
-    """Return the mean of independent draws ``[n, m]``, and what is left to chance in it."""
+    """Return the mean of independent draws ``[n, m]``, with its sampling error."""
     count = len(draws)
     values = draws.mean(dim=0)
     residuals = (draws - values) / math.sqrt(count * max(count - 1, 1))
@@ -79,14 +84,14 @@ def mean_of_draws(draws: Tensor) -> Estimate:
 
 
 def mean_of_pairs(pairs: Tensor) -> Estimate:
-    """Return the mean of antithetic pairs ``[n, m]``; for two clients every pair is exact."""
+    """Return the mean of antithetic pairs ``[n, m]``; for one or two clients a pair is exact."""
     if pairs.shape[1] <= 2:
         return exactly(pairs.mean(dim=0))
     return mean_of_draws(pairs)
 
 
 def without_chance(estimator: Callable[..., Tensor]) -> Callable[..., Estimate]:
-    """Return an estimator that draws nothing, with the answer of one that does."""
+    """Let an estimator that draws nothing return an :class:`Estimate`, as the others do."""
 
     def estimate(*args: object, **kwargs: object) -> Estimate:
         return exactly(estimator(*args, **kwargs))

@@ -10,11 +10,11 @@ from torch import Tensor
 from fedif_flower.errors import ValuationError
 from fedif_flower.valuation.shapley.utility import Utility
 
-MAX_CLIENTS = 20
+MAX_CLIENTS = 20  # 2**20, a million, coalitions.
 
 
 def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
-    r"""Return the Shapley values ``[m]`` from all :math:`2^m` coalitions, asked for in one call.
+    r"""Return the Shapley values ``[m]`` from all :math:`2^m` coalitions, evaluated in one call.
 
     .. math:: \varphi_i = \sum_{S \subseteq N \setminus \{i\}}
               \frac{u(S \cup \{i\}) - u(S)}{m \binom{m - 1}{|S|}}
@@ -28,12 +28,12 @@ def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
     num_clients : int
         m, in [1, 20].
     **_
-        What other estimators take.
+        The arguments of other estimators, which are ignored.
 
     Raises
     ------
     ValuationError
-        If m is greater.
+        If m > 20.
 
     References
     ----------
@@ -54,7 +54,7 @@ def exact_shapley(utility: Utility, num_clients: int, **_: object) -> Tensor:
     sizes = masks.sum(dim=1)  # [2**m]
     values = []
     for is_member in masks.T:
-        # With the client and without it, the coalitions of the others come in the same order.
+        # Rows with the client, and rows without it, have the other members in the same order.
         marginals = utilities[is_member] - utilities[~is_member]  # [2**(m - 1)]
         values.append(weights[sizes[~is_member]] @ marginals)
     return torch.stack(values)

@@ -36,8 +36,9 @@ def gtg_shapley(
               \frac{|\hat\varphi^{(t)}_i - \hat\varphi^{(T)}_i|}{|\hat\varphi^{(T)}_i|}
               \le \text{tolerance}
 
-    with w = ``window``. Within an order, everything after the first prefix whose utility is
-    closer to u(N) than ``truncation`` counts as 0.
+    with w = ``window``. u(N) and :math:`u(\emptyset)` are the utilities of all m clients and of
+    none. Within an order, the contributions after the first prefix whose utility is closer to u(N)
+    than ``truncation`` count as 0.
 
     Parameters
     ----------
@@ -46,21 +47,22 @@ def gtg_shapley(
     num_clients : int
         m, >= 1.
     round_truncation, truncation : float
-        In units of the utility (the defaults are meant for an accuracy in [0, 1]), >= 0.
+        The least differences that count, >= 0, in units of the utility (the defaults are meant for
+        an accuracy in [0, 1]).
     tolerance : float
-        >= 0.
+        How much the running means may still change, relative to the last, >= 0.
     window, min_permutations : int
-        >= 1.
+        The numbers of orders in the stopping rule, >= 1.
     num_samples : int
-        No sweep starts after this many orders, >= 1; the first sweep always runs, and whole.
+        No sweep starts after this many orders, >= 1. The first sweep is always completed.
     generator : torch.Generator
-        Of the CPU.
+        On the CPU.
 
     Returns
     -------
     Estimate
-        Values, and what is left to chance in them, as if no order were guided; the error by
-        truncation is not in it. Of two clients nothing is.
+        Values with their sampling error, which is computed as if the orders were not guided, and
+        leaves out the error of truncation. For one or two clients it is 0.
 
     References
     ----------
@@ -79,7 +81,7 @@ def gtg_shapley(
             break
         if orders > min_permutations and _relative_change(marginals, window) <= tolerance:
             break
-    if num_clients <= 2:  # Each sweep has every order there is.
+    if num_clients <= 2:  # A sweep has all orders that there are.
         return exactly(marginals.mean(dim=0))
     return mean_of_draws(marginals)
 
@@ -91,7 +93,7 @@ def _guided_permutations(num_clients: int, generator: Generator) -> Tensor:
 
 
 def _relative_change(marginals: Tensor, window: int) -> float:
-    """Return how far the last ``window`` running means lie from the last one, at most."""
+    """Return the largest relative distance of the last ``window`` running means from the last."""
     counts = torch.arange(1, len(marginals) + 1, dtype=torch.float64)
     running_means = marginals.cumsum(dim=0) / counts[:, None]  # [t, m]
     final = running_means[-1]

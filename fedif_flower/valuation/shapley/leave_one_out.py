@@ -9,12 +9,13 @@ from fedif_flower.valuation.shapley.utility import Utility
 
 
 def leave_one_out(utility: Utility, num_clients: int, **_: object) -> Tensor:
-    r"""Return each client's marginal contribution to all others ``[m]``, in one call.
+    r"""Return each client's marginal contribution to all others, ``[m]``.
 
     .. math:: v_i = u(N) - u(N \setminus \{i\})
 
-    with N the m clients and u the utility. Not a Shapley value: it looks at the largest
-    coalitions only, and gives twins 0 each when one of them suffices.
+    with N the m clients and u the utility. All m + 1 coalitions are evaluated in one call. This is
+    not a Shapley value: it looks at the largest coalitions only, and gives two equal clients 0 each
+    if one of them suffices.
 
     Parameters
     ----------
@@ -23,7 +24,7 @@ def leave_one_out(utility: Utility, num_clients: int, **_: object) -> Tensor:
     num_clients : int
         m, >= 1.
     **_
-        What other estimators take.
+        The arguments of other estimators, which are ignored.
 
     References
     ----------

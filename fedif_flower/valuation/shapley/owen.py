@@ -17,10 +17,10 @@ def owen_shapley(
     .. math:: \varphi_i = \int_0^1 \mathbb{E}\bigl[ u(S_q \cup \{i\}) - u(S_q \setminus \{i\})
               \bigr] \, dq
 
-    with :math:`S_q` a random coalition that each client joins with probability q, independently.
-    The grid has M points on [0, 1/2], each at a random place of its own cell, so that the
-    estimate is unbiased for any M; each coalition drawn at q is used together with its
-    complement, which is a draw at 1 - q, and serves all m clients. Of two clients the values are
+    with u the utility and :math:`S_q` a random coalition that each client joins independently with
+    probability q. The grid has M points on [0, 1/2], each at a random place in a cell of its own,
+    so that the estimate is unbiased for any M. A coalition drawn at q serves all m clients. It is
+    used together with its complement, which is a draw at 1 - q. For two clients the values are
     exact.
 
     Parameters
@@ -30,15 +30,15 @@ def owen_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, the number of antithetic pairs, >= 1. All 2 M (m + 1) coalitions are asked for in
-        one call.
+        M, the number of antithetic pairs, >= 1. All 2 M (m + 1) coalitions are passed to the
+        utility in one call.
     generator : torch.Generator
-        Of the CPU.
+        On the CPU.
 
     Returns
     -------
     Estimate
-        Values, and what is left to chance in them.
+        Values with their sampling error.
 
     References
     ----------
@@ -56,5 +56,5 @@ def owen_shapley(
     as_drawn = utilities[: len(coalitions), None]  # [2M, 1]
     one_toggled = utilities[len(coalitions) :].view(-1, num_clients)  # [2M, m]
     marginals = torch.where(coalitions, as_drawn - one_toggled, one_toggled - as_drawn)
-    below, above = marginals.chunk(2)  # [M, m]: each coalition's, and its complement's.
+    below, above = marginals.chunk(2)  # [M, m] each: at q, and at 1 - q.
     return mean_of_pairs((below + above) / 2)

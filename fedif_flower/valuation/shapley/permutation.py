@@ -17,10 +17,10 @@ def permutation_shapley(
     .. math:: \hat\varphi_i = \frac{1}{M} \sum_{\pi}
               \bigl( u(P_i^\pi \cup \{i\}) - u(P_i^\pi) \bigr)
 
-    with :math:`\pi` one of M orders, half uniformly random and half their reverses, and
-    :math:`P_i^\pi` the clients before i in it. A client that comes early in an order comes late in
-    its reverse, so that the two errors have mostly opposite signs. For two clients a pair has both
-    orders: the values are exact.
+    with u the utility, :math:`\pi` one of M orders, half of them uniformly random and half their
+    reverses, and :math:`P_i^\pi` the clients before i in that order. A client that comes early in
+    an order comes late in its reverse, so that the two errors mostly have opposite signs. For two
+    clients a pair is both orders there are: the values are exact.
 
     Parameters
     ----------
@@ -29,15 +29,15 @@ def permutation_shapley(
     num_clients : int
         m, >= 1.
     num_samples : int
-        M, >= 1; an odd one counts as the next even one. All M (m + 1) coalitions are asked for in
-        one call, the empty and the grand one once for each order.
+        M, >= 1; an odd number counts as the next even one. All M (m + 1) coalitions are passed to
+        the utility in one call, the empty and the grand one once for each order.
     generator : torch.Generator
-        Of the CPU.
+        On the CPU.
 
     Returns
     -------
     Estimate
-        Values that sum to u(N) - u(empty), and what is left to chance in them.
+        Values that sum to u(N) - u(empty), with their sampling error.
 
     References
     ----------
@@ -63,8 +63,8 @@ def marginal_contributions(
     permutations : Tensor
         ``[p, m]``, int64: orders of the clients.
     truncation : float
-        Once :math:`|u(N) - u(P)|` of the clients P so far is below it, the rest of an order counts
-        as 0, >= 0; 0: never.
+        >= 0. Once :math:`|u(N) - u(P)|`, for the first clients P of an order, is below it, the
+        contributions of the rest count as 0. With 0, nothing is truncated.
 
     Returns
     -------
@@ -82,9 +82,9 @@ def marginal_contributions(
 
 
 def _truncated_prefix_values(utility: Utility, ranks: Tensor, truncation: float) -> Tensor:
-    """Return the utility of each order's first 0 to m clients ``[p, m + 1]``.
+    """Return the utility of each order's first 0 to m clients, ``[p, m + 1]``.
 
-    Once an order is close to the grand coalition, its utility stays as it is.
+    Once it is closer to the grand coalition's than ``truncation``, it stays as it is.
     """
     count, num_clients = ranks.shape
     empty, grand = utility(empty_and_grand(num_clients)).double()

@@ -1,4 +1,4 @@
-"""What coalitions are worth: the game that every estimator plays."""
+"""What coalitions are worth: the function that every estimator evaluates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from fedif_flower.errors import ValuationError
 
 Utility: TypeAlias = Callable[[Tensor], Tensor]
-"""Maps coalitions ``[c, m]`` (bool, on the CPU; row = members) to their utilities ``[c]``.
+"""Maps coalitions ``[c, m]`` (bool, on the CPU; a row marks the members) to utilities ``[c]``.
 
-The empty coalition is a row of zeros. Answers may have any real dtype.
+The empty coalition is a row of zeros. Utilities may have any real dtype.
 """
 
 
 class CoalitionMemo:
     """A utility that evaluates each distinct coalition once.
 
-    Rows not seen before are passed on in one batch, in order of their first appearance.
+    Rows not seen before are passed to ``utility`` in one batch, in order of first appearance.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class CoalitionMemo:
 
     @property
     def evaluations(self) -> int:
-        """Distinct coalitions evaluated so far, the empty one included."""
+        """How many distinct coalitions were evaluated so far; the empty one counts, too."""
         return len(self._values)
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class CoalitionMemo:
         Raises
         ------
         ValuationError
-            If one is NaN or infinite.
+            If a utility is NaN or infinite.
         """
         keys = [row.tobytes() for row in np.packbits(masks.numpy(), axis=1)]
         first_rows: dict[bytes, int] = {}

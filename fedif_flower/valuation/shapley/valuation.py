@@ -1,4 +1,4 @@
-"""The game of a round, what the mean model of some clients is worth, and its Shapley values."""
+"""A round's game, in which a coalition is worth what its mean model is, and its Shapley values."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from fedif_flower.valuation.validation import Validation
 
 Estimator = Annotated[str, Setting("how Shapley values are estimated", choices=ESTIMATORS)]
 
-# Utilities are means over examples, and Shapley values weighted means of differences of utilities:
-# pairwise sums of up to 2**20 terms err by less, in units of the largest utility.
+# How many roundings of the largest utility a Shapley value may be off. A utility is a mean over
+# examples, and a Shapley value is a weighted mean of differences of utilities: pairwise sums of up
+# to 2**20 terms err by less.
 _ROUNDINGS = 16
 
-_WORST = -torch.finfo(torch.float32).max  # Sums of many such values are finite in float64.
+# What a coalition without a finite metric is worth. Sums of many such values are finite in float64.
+_WORST = -torch.finfo(torch.float32).max
 
-# Coalition models formed by one matrix product take no more than this.
+# Bytes for the coalition models of one matrix product, and for the threads' replicas of the model.
 MEMORY_BUDGET = 256 * 2**20
 
-# Blocks of coalitions per thread: with fewer, threads would wait longer for the last one.
+# Blocks of coalitions per thread: with fewer, threads would wait longer for the last block.
 _BLOCKS = 16
 
 
@@ -43,11 +45,11 @@ def coalition_means(client_values: Tensor, masks: Tensor, global_values: Tensor)
     Parameters
     ----------
     client_values : Tensor
-        ``[m, ...]``.
+        ``[m, ...]``: parameters or buffers of the m clients.
     masks : Tensor
-        ``[c, m]``, bool.
+        ``[c, m]``, bool: the members of c coalitions.
     global_values : Tensor
-        ``[...]``: what the empty coalition has.
+        ``[...]``: what the empty coalition has in place of a mean.
 
     Returns
     -------
@@ -63,14 +65,16 @@ def coalition_means(client_values: Tensor, masks: Tensor, global_values: Tensor)
 
 
 class RoundGame:
-    r"""What the unweighted mean of each coalition's models is worth.
+    r"""The utility of a coalition: the metric of the unweighted mean of its members' models.
 
     .. math:: u(C) = \mathrm{acc}\Bigl(\tfrac{1}{|C|} \sum_{i \in C} w_i\Bigr),
               \qquad u(\emptyset) = \mathrm{acc}(w_{t-1})
 
-    with acc the accuracy on the validation set, another metric of it, or its negative loss.
-    Floating-point buffers are averaged like the parameters. What is not finite, as one client can
-    make the loss of a mean, is worth least of all.
+    with :math:`w_i` client i's model, :math:`w_{t-1}` the global model that they received, and acc
+    the accuracy on the validation set; the score or the negative loss may take its place.
+    Floating-point buffers are averaged like the parameters. One client can make the loss of every
+    mean that it is part of infinite or NaN: such a coalition is worth least of all. If no coalition
+    so far has a finite worth, the worths stay NaN or infinite.
 
     Parameters
     ----------
@@ -79,15 +83,15 @@ class RoundGame:
     updates : RoundUpdates
         The round.
     metric : {"accuracy", "loss", "score"}
-        Whose mean over the examples is taken; NaN where it is not defined.
+        What a mean model is judged by. A metric that is not defined on the validation set is NaN.
     memory_budget : int
-        Bytes that coalition models and the threads' replicas of the model may take at a time,
-        > 0; at least one coalition model is formed.
+        How many bytes coalition models and the threads' replicas of the model may take at a time,
+        > 0. At least one coalition model is formed.
 
     Attributes
     ----------
     largest : float
-        The size of the largest worth so far.
+        The largest absolute value of a worth so far.
     """
 
     def __init__(
@@ -106,8 +110,8 @@ class RoundGame:
         self.largest = 0.0
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """Return the worths ``[c]``, float64, on the CPU, of coalitions ``[c, m]``, bool."""
-        # Each replica is a model of its own beside the coalition models that it evaluates.
+        """Return the worths ``[c]`` of coalitions ``[c, m]`` (bool), in float64 on the CPU."""
+        # Each thread needs room for two models: its replica, and a coalition model to evaluate.
         at_most = self._affordable // 2
         with self._validation.side_by_side(self._metric, at_most) as pool:
             if pool:
@@ -127,13 +131,14 @@ class RoundGame:
         worths = torch.cat(scores_by_part).cpu().double()
         if self._metric == "loss":
             worths = -worths
-        if self.largest or bool(worths.isfinite().any()):  # Else the global model has diverged.
+        # If no worth is finite, the global model has probably diverged: CoalitionMemo then raises.
+        if self.largest or bool(worths.isfinite().any()):
             worths = worths.where(worths.isfinite(), _WORST)
         self.largest = max(self.largest, float(worths.abs().max()))
         return worths
 
     def _score(self, judge: Judge, masks: Tensor) -> Tensor:
-        """Return the metric of some coalitions ``[rows, m]``, ``[rows]``."""
+        """Return the metric of each of some coalitions ``[rows, m]``: ``[rows]``."""
         mean_params = coalition_means(self._params, masks, self._updates.global_params)  # [rows, d]
         global_buffers = self._updates.named_buffers
         mean_buffers = {}
@@ -141,7 +146,7 @@ class RoundGame:
             mean_buffers[name] = coalition_means(client_buffers, masks, global_buffers[name])
         scores = []
         for row, params in enumerate(mean_params):
-            # What is not averaged, as counters and masks, is the global model's.
+            # Arrays that are not averaged, such as counters and masks, are the global model's.
             buffers = dict(global_buffers)
             for name, means in mean_buffers.items():
                 buffers[name] = means[row]
@@ -156,8 +161,9 @@ class ShapleyValuation(CheckedFields):
     .. math:: \phi_i = \sum_{C \subseteq S_t \setminus i}
               \frac{|C|! (m - |C| - 1)!}{m!} \bigl(u(C \cup i) - u(C)\bigr)
 
-    with u(C) the score on D' of the unweighted mean of the members' models, and u(empty) that of
-    the global model. The score is the accuracy, the negative loss, or the validation's own score.
+    with :math:`S_t` the m clients of round t, and u(C) the worth of coalition C: the accuracy, the
+    negative loss or the user's score of the unweighted mean of its members' models on the held-out
+    set D'. The empty coalition has the worth of the global model.
 
     Parameters
     ----------
@@ -166,11 +172,11 @@ class ShapleyValuation(CheckedFields):
     estimator : str
         A name in :data:`~fedif_flower.valuation.shapley.ESTIMATORS`.
     num_samples : int
-        The estimator's own count, >= 1 (complementary: samples per stratum).
+        How much the estimator draws, >= 1, in its own unit (complementary: samples per stratum).
     utility : {"accuracy", "loss", "score"}
-        What the validation set says of a model.
+        What a coalition's mean model is judged by.
     seed : int
-        Coalitions are drawn from (seed, round).
+        The draws of coalitions depend on it and on the round.
 
     Raises
     ------
@@ -196,7 +202,7 @@ class ShapleyValuation(CheckedFields):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range, or not defined on the validation set."""
+        """Raise ConfigError for a setting out of range, or a utility that is not defined."""
         super().__post_init__()
         defined = sorted(self.validation.metrics.intersection(METRICS))
         words = f"{' or '.join(defined)} with this validation set"
@@ -205,7 +211,7 @@ class ShapleyValuation(CheckedFields):
         require(self.utility in defined, "utility", self.utility, words)
 
     def require_members(self, count: int) -> None:
-        """Raise ConfigError where a round of so many members has too many coalitions for all."""
+        """Raise ConfigError if ``count`` members have too many coalitions to evaluate them all."""
         if self.estimator != "exact":
             return
         words = f"another one: a round has {count} members, and exact is for {MAX_CLIENTS} at most"
@@ -217,8 +223,8 @@ class ShapleyValuation(CheckedFields):
     def score(self, updates: RoundUpdates) -> Scores:
         """Return Shapley values ``[m]`` and the number of coalitions evaluated.
 
-        What chance alone may put between equal clients is no difference (see
-        :attr:`~fedif_flower.valuation.shapley.Estimate.resolution`).
+        The scores' resolution is what rounding or sampling alone may put between equal clients
+        (see :attr:`~fedif_flower.valuation.shapley.Estimate.resolution`).
         """
         game = RoundGame(self.validation, updates, self.utility)
         memo = CoalitionMemo(game)
@@ -228,7 +234,8 @@ class ShapleyValuation(CheckedFields):
             num_samples=self.num_samples,
             generator=torch_generator("shapley", self.seed, updates.server_round),
         )
-        # Shares of right answers are counted; losses and scores are as exact as the model.
+        # An accuracy is a count of right answers, so it is exact but for its rounding in float64;
+        # losses and scores are as exact as the model's dtype.
         exact = torch.float64 if self.utility == "accuracy" else updates.global_params.dtype
         rounding = _ROUNDINGS * torch.finfo(exact).eps * game.largest
         return Scores(
