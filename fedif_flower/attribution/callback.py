@@ -1,4 +1,4 @@
-"""Path attribution beside a federation: what each client contributed to each round's step."""
+"""The callback that attributes each round's step to the clients while a federation runs."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ OnAttribution = Callable[[RoundAttribution], object]
 
 
 class _LastStep(NamedTuple):
-    """The last step that was taken, to which the model may yet return.
+    """The last step that the global model took; a later round may still take it back.
 
     Attributes
     ----------
     before : ModelVectors
-        The model that it began with.
+        The model before the step.
     model : ModelVectors
-        Where it led, or what was received in the place of that since.
+        The model after the step, or the model that has been received in its place since.
     place : int
-        Of its round among those attributed.
+        The index of the step's round in :attr:`PathAttribution.rounds`.
     """
 
     before: ModelVectors
@@ -57,59 +57,65 @@ class _LastStep(NamedTuple):
 class PathAttribution(Callback):
     r"""Attributes the decrease of the validation loss to the clients, round by round.
 
-    Formula: :func:`~fedif_flower.attribution.path.path_attribution`, with the coefficients that
-    were really applied. It works with every strategy whose step is a sum of updates times
-    coefficients.
-    Gradients are taken in the background while the next round's clients train, and FedIF's own is
-    shared: beside FedIF the trapezoid costs no gradient but one at the end of the run, Simpson's
-    rule one a round and two Gauss-Legendre nodes two; beside other strategies, one a round more.
-    Buffers are interpolated along the path; what they change is part of the remainder.
+    The formula is that of :func:`~fedif_flower.attribution.path.path_attribution`, with the
+    coefficients that were really applied. It works with every strategy whose step is a sum of
+    updates times coefficients. Buffers are interpolated along the path; what they do to the loss is
+    part of the remainder.
 
-    Where the loss is corrected for wrong labels, and their share is known up to an interval
-    (:attr:`Validation.noise_interval <fedif_flower.valuation.validation.Validation>`), each round
-    also has the contributions at both ends of it (:mod:`~fedif_flower.attribution.noise_ends`).
-    They take two more passes back at each node of the rule.
+    Gradients are computed in the background while the next round's clients train. The gradient that
+    FedIF computes for itself is shared. Beside FedIF, the trapezoid therefore costs one gradient at
+    the end of the run and no other; Simpson's rule costs one gradient a round, and two
+    Gauss-Legendre nodes cost two. Beside a strategy without a gradient of its own, each rule costs
+    one gradient a round more.
+
+    The loss may be corrected for wrong labels, and their share known up to an interval only
+    (:attr:`Validation.noise_interval <fedif_flower.valuation.validation.Validation>`). Then each
+    round also has the contributions at both ends of the interval
+    (:mod:`~fedif_flower.attribution.noise_ends`), which takes two more backward passes at each node
+    of the rule.
 
     Parameters
     ----------
     validation : Validation
-        The server's held-out set D' with model and loss; give a strategy that has one the same
-        object.
+        The server's held-out set D' with model and loss. Where the strategy has a ``Validation``
+        itself, pass the same object, so that both share gradients.
     rule : {"trapezoid", "simpson", "gauss2", "adaptive"}
-        The quadrature rule. ``"adaptive"`` is Simpson's, refined up to three times in rounds whose
-        contributions do not add up to the decrease: 1, 3, 7 or 15 gradients between the ends.
+        The quadrature rule. ``"adaptive"`` is Simpson's rule, refined up to three times in rounds
+        whose contributions do not add up to the decrease: 1, 3, 7 or 15 gradients between the ends.
     per_class : bool
-        Also split each contribution by the validation examples' classes. It takes a backward pass
-        over each class's examples at each node of the rule.
+        Whether to split each contribution by the validation examples' classes. The split takes a
+        backward pass over each class's examples at each node of the rule.
     blocks : int
-        Also split each contribution by this many blocks of the examples, >= 2, from which intervals
-        follow (see :func:`~fedif_flower.valuation.parts.block_validations`); with fewer than 20
-        examples there are none, however many are asked for. The pass over the examples in the
-        middle of a step gives both, one more where the rule has none there. 0: do not. Rounds whose
-        updates nobody sees are not split: there is one product a round with them.
+        The number of blocks of examples, >= 2, by which each contribution is split; intervals
+        follow from the split (see :func:`~fedif_flower.valuation.parts.block_validations`). 0: do
+        not split. With fewer than 20 examples there are no blocks, whatever the number. The pass
+        over the examples in the middle of the step gives the split as well as the rule's gradient
+        there; a rule without a node in the middle needs one pass more. Rounds with masked updates
+        are not split, since they allow one inner product a round.
     bounds : CreditBounds, optional
-        Bounds what members are credited with, by lengths and cosines; ``None``: each is credited
-        with its contribution.
+        Bounds on what members are credited with, by lengths and cosines of their updates; ``None``:
+        each member is credited with its contribution.
     on_attribution : callable, optional
-        Called with each :class:`RoundAttribution` in the order of the rounds, once the next
-        round's replies are here, and at the end of the run.
+        Called with each :class:`RoundAttribution` in the order of the rounds: when the next round's
+        replies are about to be taken in, or earlier where a checkpoint or the end of the run needs
+        the round.
 
     Attributes
     ----------
     rounds : list of RoundAttribution
         The rounds so far.
     on_attribution : list of callable
-        Who is told of each round.
+        The functions that are called with each round.
     all_are_told : bool
-        Whether the last round was attributed, and all of these were told of it: an error or a
-        signal may have come between.
+        Whether the last round was attributed and every function in ``on_attribution`` has returned.
+        ``False`` where an error or a signal interrupted that.
 
     Raises
     ------
     ValuationError
-        If the rule is unknown, or ``per_class`` and the validation set has no classes.
+        If the rule is unknown, or ``per_class`` is set and the validation set has no classes.
     ConfigError
-        If ``blocks`` is 1 or negative.
+        If ``blocks`` is 1 or negative, or another argument is of the wrong type.
 
     Examples
     --------
@@ -152,18 +158,21 @@ class PathAttribution(Callback):
         self.all_are_told = True
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
-        self._sent: ModelVectors | None = None
+        self._sent: ModelVectors | None = None  # The model that the current round began with.
+        # The round whose attribution is still being computed in the background.
         self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
-        self._has_warned = False  # That a round begins with another model.
-        self._saved_step = 0  # Its round, until a run that goes on has begun.
+        self._has_warned = False  # Whether _warn_of_another_model has logged its warning.
+        # The round of the last step in a checkpoint, until on_start makes it _last_step; 0: none.
+        self._saved_step = 0
         self.bounds = bounds
-        self._key = object()  # By which the bounds know whose rounds they remember.
+        # The bounds keep this key to recognise the attribution whose rounds they remember.
+        self._key = object()
         self._memory = AttributionMemory(bounds)
 
     @property
     def num_classes(self) -> int:
-        """How many classes contributions are split by; 0: they are not."""
+        """The number of classes by which contributions are split; 0: they are not split."""
         return len(self._attributor.classes)
 
     @property
@@ -173,19 +182,22 @@ class PathAttribution(Callback):
 
     @property
     def block_weights(self) -> list[float]:
-        """Each block's part of the held-out examples' weight; empty: there are no blocks."""
+        """Each block's share of the held-out examples' weight; empty: there are no blocks."""
         weights: list[float] = self._attributor.block_weights.tolist()
         return weights
 
     @property
     def class_weights(self) -> list[float]:
-        """Each class's part of the held-out examples' weight; empty: no split by classes."""
+        """Each class's share of the held-out examples' weight; empty: no split by classes."""
         weights: list[float] = block_weights(self._attributor.classes).tolist()
         return weights
 
     @property
     def contributions(self) -> dict[str, float]:
-        """Each client's sum over the rounds so far, by what logs call it, the largest first."""
+        """Each client's contribution summed over the rounds so far, the largest first.
+
+        The keys are the clients' names in logs; the client ids before a run has begun.
+        """
         sums: dict[int, float] = defaultdict(float)
         for attributed in self.rounds:
             for client in attributed.clients:
@@ -197,7 +209,7 @@ class PathAttribution(Callback):
         return {labels[client_id]: sums[client_id] for client_id in largest_first}
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:
-        """Return what would take more than one product with each update."""
+        """Return why one inner product with each update is not enough; empty if it is."""
         if len(self._attributor.quadratures) > 1:
             return f"attribution = {self.rule!r} takes several gradients one after the other"
         if self._attributor.classes:
@@ -207,13 +219,14 @@ class PathAttribution(Callback):
         return ""
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Begin with the gradient at the first model.
+        """Check that the strategy can be attributed, and begin the gradient at the first model.
 
         Raises
         ------
         ConfigError
-            If the strategy's step is no sum of updates times coefficients, its model is not that
-            of the validation set, or the bounds of credit remember another strategy's members.
+            If the strategy's step is no sum of updates times coefficients, if its model is not the
+            validation set's model, or if the bounds of credit remember another attribution's
+            members.
         """
         if not strategy.combines_updates:
             raise ConfigError(
@@ -237,12 +250,13 @@ class PathAttribution(Callback):
         self._begin(strategy.model.vectors)
 
     def forget_given_up(self, strategy: RunningStrategy) -> None:
-        """Forget rounds that an error ended before they were complete: they are done again.
+        """Forget the rounds that an error interrupted, since the strategy repeats them.
 
-        To be called where a strategy is started again, by whoever looks at the rounds so far.
+        ``on_start`` calls it. Other callbacks that read :attr:`rounds` in their own ``on_start``
+        call it first.
         """
         if strategy is not self._strategy:
-            return
+            return  # No earlier run of this strategy was attributed here.
         last_round = strategy.completed_rounds
         complete = [
             attributed for attributed in self.rounds if attributed.server_round <= last_round
@@ -254,14 +268,14 @@ class PathAttribution(Callback):
             self._last_step = None
 
     def _go_on_after_step(self, model: GlobalModel) -> None:
-        """Know the last step of a run that goes on, if the model may yet be taken back."""
+        """Restore the last step of a resumed run, if the model may still be taken back."""
         if self._saved_step and model.way_back is not None:
             before = model.layout.to_vectors(model.way_back)
             self._last_step = _LastStep(before, model.vectors, place=self._saved_step - 1)
         self._saved_step = 0
 
     def finish_last_round(self, server_round: int) -> None:
-        """Finish the round before, whose updates are about to be overwritten."""
+        """Finish the previous round, since this round's replies overwrite its updates."""
         self.settle()
         self._sent = self._model.vectors
         if self._last_step is None:
@@ -270,10 +284,14 @@ class PathAttribution(Callback):
             self._warn_of_another_model(self._last_step.model, server_round)
             self._last_step = self._last_step._replace(model=self._sent)
         else:
+            # The model does not continue that step, so the step cannot be taken back any more.
             self._last_step = None
 
     def _warn_of_another_model(self, led_to: ModelVectors, server_round: int) -> None:
-        """Say once that a round begins with another model than the last step has led to."""
+        """Warn once if the round begins with another model than the last step led to.
+
+        ``led_to`` is that step's result. Another loop may have changed it, by adding noise say.
+        """
         if led_to is self._sent or self._has_warned:
             return
         self._has_warned = True
@@ -285,13 +303,13 @@ class PathAttribution(Callback):
         )
 
     def on_step(self, step: Step) -> None:
-        """Begin with the round's gradients."""
+        """Begin to attribute the round's step in the background."""
         newest = self._newest(step)
         earlier = self._memory.handed_on.updates
         in_step = carry([newest, *earlier], step.shares or (1.0,))
         carried: tuple[CarriedUpdates, ...] | None = None
         if step.shares:
-            # The newest updates are overwritten in the next round.
+            # A copy, since the next round's replies overwrite the newest updates.
             carried = (replace(in_step[0], updates=newest.updates.clone()), *in_step[1:])
         self._memory.note_step(step.before.params, step.after.params, carried)
         unseen = step.updates.unseen
@@ -300,7 +318,7 @@ class PathAttribution(Callback):
         self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
 
     def _newest(self, step: Step) -> CarriedUpdates:
-        """Return the round's own updates, as they are in its step."""
+        """Return the round's own updates with the coefficients and credit of its step."""
         updates = step.updates.client_updates
         applied = step.aggregation.applied
         assert applied is not None  # on_start: the strategy combines updates
@@ -318,7 +336,7 @@ class PathAttribution(Callback):
         )
 
     def _credit(self, step: Step, past: PastSteps) -> Credit | None:
-        """Return how much of each of a round's updates is credited, if that is bounded."""
+        """Return how much of each of the round's updates is credited; ``None``: all of it."""
         if self.bounds is None:
             return None
         updates = step.updates.client_updates
@@ -338,9 +356,9 @@ class PathAttribution(Callback):
         )
 
     def on_round(self, current: Round) -> None:
-        """Take note of a round without a step; it may have undone the step before."""
+        """Attribute a round without a step; such a round may have taken the last step back."""
         if current.status == "advanced":
-            return
+            return  # on_step has begun it.
         before = self._sent
         after = self._model.vectors
         assert before is not None  # finish_last_round
@@ -350,7 +368,11 @@ class PathAttribution(Callback):
         self._attribute(current.round, before, after, undone=undone)
 
     def _undo_last_step(self) -> tuple[ClientAttribution, ...]:
-        """Return what a model that went back took from whom; it carries that on no longer."""
+        """Forget the last step; return the contributions that its undoing takes from clients.
+
+        They are the step's contributions with the other sign. Empty if there was no step, or if the
+        model did not return to the parameters from which the step began.
+        """
         step = self._last_step
         self._last_step = None
         if step is None:
@@ -361,11 +383,11 @@ class PathAttribution(Callback):
         return tuple(take_back(client) for client in self.rounds[step.place].clients)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
-        """Remember what is carried into the next round, for a checkpoint."""
+        """Keep what the next round needs to know of the rounds so far, for a checkpoint."""
         self._memory.keep(server_round, self._round_of_last_step())
 
     def _round_of_last_step(self) -> int:
-        """Return the round of the last step that was taken and may be taken back; 0: of none."""
+        """Return the round of the last step that may still be taken back; 0: there is none."""
         if self._pending is not None:
             taken_round, _ = self._pending
             if taken_round.in_step and self._model.continues(taken_round.after):
@@ -379,11 +401,12 @@ class PathAttribution(Callback):
         self.settle()
 
     def settle(self) -> None:
-        """Wait for the round that is still to be attributed, and tell of it."""
+        """Wait for the attribution of the pending round, store it and report it."""
         if self._pending is None:
             return
         taken_round, future = self._pending
-        wait([future])  # A signal may come meanwhile: the round is still there then.
+        # Wait before _pending is cleared: a signal that interrupts the wait loses no round then.
+        wait([future])
         self.all_are_told = False
         self._pending = None
         attributed = future.result()
@@ -400,7 +423,11 @@ class PathAttribution(Callback):
     def _without_step(
         self, taken_round: TakenRound, attributed: RoundAttribution
     ) -> RoundAttribution:
-        """Return a round whose model could not be evaluated, so that a step was taken back."""
+        """Return the attribution of a round whose model was taken back before the next round.
+
+        The model could not be evaluated. If the round took a step, that step is undone: the loss
+        stays, and nobody contributed. Otherwise an earlier round's step was taken back.
+        """
         number = taken_round.server_round
         if taken_round.in_step:
             logger.warning("round %d: its step was taken back", number)
@@ -411,12 +438,12 @@ class PathAttribution(Callback):
         else:
             logger.warning("round %d: the last step was taken back", number)
             attributed = self._attribute_way_back(taken_round)
-        # It was taken down before anybody knew that the step would not stay.
+        # on_model kept the memory before it was known that the model would be taken back.
         self._memory.correct(number, self._round_of_last_step())
         return attributed
 
     def _attribute_way_back(self, taken_round: TakenRound) -> RoundAttribution:
-        """Return a round without a step in which the model went back to the one before."""
+        """Return the attribution of a round without a step that ended with an earlier model."""
         after = self._model.vectors
         went_back = replace(
             taken_round,
@@ -427,12 +454,12 @@ class PathAttribution(Callback):
         return self._attributor.evaluate(went_back)
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the rounds after one, up to another; it waits for the one in work."""
+        """Return the rounds ``after`` + 1 to ``last_round`` as dicts; wait for the pending one."""
         self.settle()
         return [asdict(attributed) for attributed in self.rounds[after:last_round]]
 
     def state_dict(self, last_round: int) -> dict[str, Any]:
-        """Return what is not in :meth:`lines`: the rule, and what is carried on."""
+        """Return what :meth:`lines` does not hold: the rule, and the memory after a round."""
         return {
             "rule": self.rule,
             "num_classes": self.num_classes,
@@ -443,12 +470,13 @@ class PathAttribution(Callback):
     def load_state_dict(
         self, state: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], last_round: int
     ) -> None:
-        """Take over what :meth:`state_dict` returned, and all lines.
+        """Take over what :meth:`state_dict` and :meth:`lines` returned for all rounds.
 
         Raises
         ------
         ValueError, TypeError, KeyError
-            If it is not of this rule, or not of the rounds 1 to ``last_round``.
+            If rule, classes or blocks are others than in this run, if the lines are not those of
+            the rounds 1 to ``last_round``, or if something is missing or malformed.
         """
         expected = self.state_dict(last_round)
         for name in ("rule", "num_classes", "blocks"):
@@ -465,6 +493,7 @@ class PathAttribution(Callback):
         self._saved_step = int(state.get("last_step", 0))
 
     def _begin(self, vectors: ModelVectors) -> Future[LossAndGradient]:
+        """Begin loss and gradient at a model, unless another part has begun them already."""
         return self._gradients.begin(vectors.params, self._model.layout.named_buffers(vectors))
 
     def _attribute(
@@ -476,7 +505,21 @@ class PathAttribution(Callback):
         unseen: UnseenUpdates | None = None,
         undone: tuple[ClientAttribution, ...] = (),
     ) -> None:
-        """Let the gradients' thread attribute a round."""
+        """Submit a round to the background thread, and make it the pending one.
+
+        Parameters
+        ----------
+        server_round : int
+            The round's number.
+        before, after : ModelVectors
+            The model before and after the round.
+        in_step : tuple of CarriedUpdates
+            The updates in the round's step, the newest first; empty: there was no step.
+        unseen : UnseenUpdates, optional
+            The updates, where they are masked.
+        undone : tuple of ClientAttribution
+            The contributions that the round takes back, if it undid a step.
+        """
         taken_round = TakenRound(
             server_round,
             before,

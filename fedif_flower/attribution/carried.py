@@ -1,4 +1,4 @@
-"""The updates in a step: a round's own, and those of earlier rounds that momentum carries on."""
+"""The updates that make up a step: the round's own, and older ones carried on by momentum."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fedif_flower.attribution.credit import Credit
 
-# Of the newest step's share. Older steps whose share has faded below it are left out: ten rounds
-# are kept where the running mean halves each round.
+# Relative to the newest step's share. Older steps with a smaller share are left out. With a
+# momentum of 0.5, where the share halves each round, this keeps ten rounds.
 LEAST_SHARE = 1e-3
 
 
 class MemberKey(NamedTuple):
-    """A client as tables name it; its lasting id alone says who it is."""
+    """A client's ids in tables; ``client_id`` alone identifies the client in all rounds."""
 
     partition_id: int
     client_id: int
@@ -24,14 +24,28 @@ class MemberKey(NamedTuple):
 
 @dataclass(frozen=True)
 class CarriedUpdates:
-    """One round's updates in a step: in its own, and in later ones that momentum carries them to.
+    """One round's updates as part of a step: of the round's own step, or of a later one.
 
-    They are in it as ``share * coefficients`` [m] times ``updates`` [m, d]. In the round itself,
-    share is 1, or a server optimizer's learning rate. A server with momentum carries the updates of
-    ten rounds where half of the step before is carried on, of 66 where nine tenths are.
+    They are in the step as ``share * coefficients`` times ``updates``. A server with momentum
+    carries updates into later steps: those of ten rounds with a momentum of 0.5, and those of 66
+    rounds with 0.9.
 
-    ``basis`` [k, d] are the steps before it that its updates are compared with, where ``credit``
-    is bounded; k may be 0.
+    Attributes
+    ----------
+    members : tuple of MemberKey
+        The m clients that sent the updates.
+    coefficients : Tensor
+        ``[m]``: what the updates were multiplied by in their own round.
+    updates : Tensor
+        ``[m, d]``.
+    basis : Tensor
+        ``[k, d]``: an orthonormal basis of the global steps before the round, with which the
+        updates are compared; k = 0 where credit is not bounded, or no step was taken before.
+    credit : Credit, optional
+        How much of each update is credited; ``None``: credit is not bounded.
+    share : float
+        What the round's step counts for in this step. In the round itself it is 1, or the server
+        optimizer's learning rate.
     """
 
     members: tuple[MemberKey, ...]
@@ -43,11 +57,11 @@ class CarriedUpdates:
 
     @property
     def applied(self) -> Tensor:
-        """The coefficients ``[m]`` with which the updates are in the step."""
+        """The coefficients ``[m]`` of the updates in this step, the share included."""
         return self.share * self.coefficients
 
     def state(self) -> dict[str, Any]:
-        """Return everything in dicts, tuples, numbers and tensors."""
+        """Return everything as dicts, tuples, numbers and tensors, for a checkpoint."""
         credit = None if self.credit is None else vars(self.credit)
         return {
             **vars(self),
@@ -58,16 +72,23 @@ class CarriedUpdates:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> CarriedUpdates:
-        """Return what :meth:`state` was made of."""
+        """Return the updates of which :meth:`state` returned the state."""
         members = tuple(MemberKey(*member) for member in state["members"])
         credit = None if state["credit"] is None else Credit(**state["credit"])
         return cls(**{**state, "members": members, "credit": credit})
 
 
 def carry(rounds: Sequence[CarriedUpdates], shares: Sequence[float]) -> tuple[CarriedUpdates, ...]:
-    """Return the rounds, the newest first, that are in a step with these shares.
+    """Return the rounds that make up a step, each with its share, the newest first.
 
-    A round whose share has faded is left out, and so are the rounds before it.
+    A round whose share is below :data:`LEAST_SHARE` is left out, and so are all older rounds.
+
+    Parameters
+    ----------
+    rounds : sequence of CarriedUpdates
+        The updates of each round that made a step, the newest first.
+    shares : sequence of float
+        What each of these rounds' steps counts for in the new step, in the same order.
     """
     least = LEAST_SHARE * shares[0]
     lasting = [share for share in shares if share >= least]

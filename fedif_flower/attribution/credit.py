@@ -1,4 +1,4 @@
-"""Credit: how much of each update counts towards what its sender is credited with."""
+"""Credit: the part of a member's contribution that lies within bounds."""
 
 from __future__ import annotations
 
@@ -17,29 +17,37 @@ from fedif_flower.constructors import require_settings
 from fedif_flower.settings import NO_BOUND, BoundOfUsual, Setting
 from fedif_flower.valuation.influence import project_updates
 
-REMEMBERED = 3  # Steps; further back, a step says little about where the loss falls.
-PARAMETERS_PER_STEP = 4  # At least, for each step that is remembered.
-_NEW = 1e-3  # Of a step's length: what is left of it beside newer ones and counts as a direction.
-ENOUGH_MEMBERS = 8  # With fewer, nobody's update can be explained by others'.
-COALITION = 0.2  # Of the round: so many, the most alike, are not asked who explains an update.
+REMEMBERED = 3  # Global steps; older ones say little about where the loss falls now.
+PARAMETERS_PER_STEP = 4  # The model has to have so many parameters for each remembered step.
+# A step adds a direction to the basis if more than this part of its length is left once its parts
+# along the newer steps are taken away.
+_NEW = 1e-3
+ENOUGH_MEMBERS = 8  # In a smaller round, the others' updates are too few to explain an update.
+# The most similar members, this part of the round, do not help to explain a member's update: they
+# may be its accomplices.
+COALITION = 0.2
 LEAST_FOR_SLOPE = 5  # Members; fewer do not show how lengths grow with examples.
-MOST_COMPARED = 1000  # Members, two by two: half a million pairs.
-_RIDGE = 1e-3
-_ROUNDING = 1e-6  # Of an update's square: coordinates in the basis are float32's.
-_LEAST_USUAL = 0.05  # Late steps may be nobody's direction any more: the median is about 0 then.
-_MOST = 99.0  # What ratios without a limit are told as.
+MOST_COMPARED = 1000  # Members that are compared pair by pair: half a million pairs.
+_RIDGE = 1e-3  # Added to the diagonal of a matrix of cosines, which may be singular.
+# Relative to an update's squared length: coordinates in the basis have float32's rounding errors.
+_ROUNDING = 1e-6
+# The usual ratio is never taken to be less: late in a run the last steps may point along nobody's
+# update, so that the median ratio is about 0.
+_LEAST_USUAL = 0.05
+_MOST = 99.0  # Larger multiples, which may be infinite, are reported as this one.
 
 
 class PastSteps:
-    """The last global steps, the newest first, and a basis of their span.
+    """The last global steps, the newest first, and an orthonormal basis ``[k, d]`` of their span.
 
-    Their number k is three, and at most a quarter of d: with few parameters the last steps span
-    most of what there is, and nothing would be anybody's own.
+    At most three steps are kept, and at most d / 4. In a model with few parameters, more steps
+    would span most of the parameter space, and no part of an update would count as its sender's
+    own.
 
     Parameters
     ----------
     steps : sequence of Tensor
-        ``[d]`` each, the newest first; those of length 0 are left out.
+        ``[d]`` each, the newest first; none of length 0.
     """
 
     def __init__(self, steps: Sequence[Tensor] = ()) -> None:
@@ -54,7 +62,7 @@ class PastSteps:
             self.basis = steps[0].new_zeros(0, len(steps[0]))
 
     def after(self, step: Tensor) -> PastSteps:
-        """Return the last steps after one more ``[d]``; one of length 0 changes nothing."""
+        """Return the last steps after one more step ``[d]``; a step of length 0 is ignored."""
         if not bool(step.any()):
             return self
         return PastSteps((step, *self.steps))
@@ -63,6 +71,7 @@ class PastSteps:
         """Return the coordinates of updates ``[m, d]`` in the basis: ``[m, k]``, float64, CPU."""
         if not len(self.basis):
             return torch.zeros(len(updates), 0, dtype=torch.float64)
+        # project_updates returns the inner products of the negative updates.
         coordinates = [
             -project_updates(updates, unit.to(updates.device)).inner for unit in self.basis
         ]
@@ -71,22 +80,23 @@ class PastSteps:
 
 @dataclass(frozen=True)
 class Credit:
-    r"""How much of each update of a round is credited, ``[m]`` each, float64.
+    r"""How much of each update of a round is credited; all tensors are float64.
 
-    Member i is credited with no more than its part in which
-    :math:`\kappa_i (u_i - \sum_k \rho_{ik} e_k)` stands for :math:`u_i`, with :math:`e_k` the
-    basis of the last global steps.
+    Member i is credited with at most the contribution that
+    :math:`\kappa_i (u_i - \sum_k \rho_{ik} e_k)` would have in the place of its update
+    :math:`u_i`, with :math:`e_k` the orthonormal basis of the last global steps.
 
     Attributes
     ----------
     kept : Tensor
-        :math:`\kappa_i` in (0, 1].
+        ``[m]``: :math:`\kappa_i` in (0, 1].
     returned : Tensor
-        ``[m, k]``: :math:`\rho_{ik}`.
+        ``[m, k]``: :math:`\rho_{ik}`, the part along the last steps for which there is no credit.
     length, weight, borrowed : Tensor
-        Length, mean weight and share of the last steps, in multiples of what is usual.
+        ``[m]``: the update's length, the member's mean weight, and the ratio of the update's part
+        along the last steps to its own part, in multiples of what is usual.
     opposed : Tensor
-        How far it is turned against another one, from 0 to 1 (:func:`opposition`).
+        ``[m]``: how far the update points against another one, from 0 to 1 (:func:`opposition`).
     """
 
     kept: Tensor
@@ -98,14 +108,14 @@ class Credit:
 
 
 class _Borrowed(NamedTuple):
-    """How much of each update of a round is along the last steps.
+    """How much of each update of a round lies along the last global steps.
 
     Attributes
     ----------
     multiples : Tensor
-        ``[m]``: in multiples of what is usual.
+        ``[m]``: the ratio of this part to the sender's own part, in multiples of the usual ratio.
     beyond : Tensor
-        ``[m]``, in [0, 1]: the share of that which lies beyond the bound.
+        ``[m]``, in [0, 1]: the share of this part that exceeds the bound.
     """
 
     multiples: Tensor
@@ -113,23 +123,30 @@ class _Borrowed(NamedTuple):
 
 
 class CreditBounds:
-    r"""Bounds what is credited by what is usual among the members.
+    r"""Bounds on what members are credited with, relative to what is usual among them.
 
-    An update of member i counts, with :math:`\lambda_L, \lambda_W, \lambda_B` the three settings,
+    With the three settings :math:`\lambda_L, \lambda_W, \lambda_B`, two quantities say how much of
+    member i's update :math:`u_i` is credited (see :class:`Credit`).
 
-    - for :math:`\kappa_i = \min(1, \lambda_L \ell_i / |u_i|) \min(1, \lambda_W / \bar p_i)` of
-      itself: :math:`\ell_i` is the usual length of an update from :math:`n_i` examples (see
-      :func:`usual_lengths`), :math:`\bar p_i` the mean over its rounds of its share of the weights
-      over the share of the examples that the median member has;
-    - without what it has of the last global steps beyond :math:`\lambda_B` times what is usual:
-      :math:`\rho_i = \max(0, 1 - \lambda_B \tau o_i / |q_i|) q_i`, with :math:`q_i` the
-      coordinates of :math:`u_i` in an orthonormal basis of these steps, :math:`o_i` the length of
-      what is member i's own (see :func:`own_lengths`), and :math:`\tau` the round's median of
-      :math:`|q_j| / o_j`, at least 0.05.
+    The factor for length and weight is
 
-    Lengths are those that the round used: shortened ones count as shortened, by stages or by the
-    strategy's own rule. Bounds need the Gram matrix of the updates, their inner products with the
-    last steps, and the coefficients.
+    .. math:: \kappa_i = \min(1, \lambda_L \ell_i / |u_i|) \min(1, \lambda_W / \bar p_i)
+
+    with :math:`\ell_i` the usual length of an update from :math:`n_i` examples (see
+    :func:`usual_lengths`). :math:`\bar p_i` is the member's share of the weights, divided by the
+    median member's share of the examples, as a mean over the member's rounds.
+
+    The part along the last global steps that exceeds the bound is
+
+    .. math:: \rho_i = \max(0, 1 - \lambda_B \tau o_i / |q_i|)\, q_i
+
+    with :math:`q_i` the coordinates of :math:`u_i` in an orthonormal basis of these steps,
+    :math:`o_i` the length of the part that is member i's own (see :func:`own_lengths`), and
+    :math:`\tau` the round's median of :math:`|q_j| / o_j`, at least 0.05.
+
+    Lengths are those that the round used: an update that a stage or the strategy's own rule has
+    shortened counts as shortened. The bounds need the Gram matrix of the updates, the updates'
+    inner products with the last steps, and the weights.
 
     Parameters
     ----------
@@ -176,8 +193,9 @@ class CreditBounds:
         self.length = length
         self.borrowed = borrowed
         self.weight = weight
-        # Of a member: the sum of the logarithms of its relative lengths, in how many rounds it
-        # moved, its examples; the sum of its relative weights, in how many rounds.
+        # For each member: the sum of the logarithms of its updates' relative lengths, the number of
+        # rounds in which its update was not 0, and its latest number of examples; the sum of its
+        # relative weights, and the number of its rounds.
         self._clients = ClientTable(logarithms=0, moved=0, examples=0, weights=0, rounds=0)
 
     def bound(
@@ -189,24 +207,25 @@ class CreditBounds:
         shares: Tensor,
         length_factors: Tensor | None = None,
     ) -> Credit:
-        """Return how much of each of the round's updates counts, and remember their lengths.
+        """Return how much of each of the round's updates is credited; remember lengths and weights.
 
         Parameters
         ----------
         client_ids : sequence of int
             The m participants.
         examples : Tensor
-            ``[m]``: n_i > 0, as they count.
+            ``[m]``: n_i > 0, the numbers of examples with which the round counts them.
         gram : Tensor
             ``[m, m]``: inner products of the updates.
         weights : Tensor
-            ``[m]``: those of the round's step, whatever is done to lengths.
+            ``[m]``: the weights of the round's step, without the factors that shorten or lengthen
+            updates.
         shares : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
-            span (see :class:`PastSteps`); k = 0: there was none yet.
+            span (see :class:`PastSteps`); k = 0: there was no step yet.
         length_factors : Tensor, optional
-            ``[m]``, >= 0: by how much the round shortened or lengthened the updates; ``None``: by
-            nothing.
+            ``[m]``, >= 0: the factors by which the round shortened or lengthened the updates;
+            ``None``: it did neither.
         """
         gram = gram.double()
         weights = weights.double()
@@ -228,15 +247,18 @@ class CreditBounds:
         )
 
     def _compare_with_past(self, gram: Tensor, shares: Tensor) -> _Borrowed:
-        """Return how much updates have of the last steps, from what :meth:`bound` is given."""
-        borrowed = torch.linalg.vector_norm(shares, dim=1)  # [m]
-        own_length = own_lengths(gram, shares)
-        # Infinite where nothing is a member's own.
+        """Return how much of the updates lies along the last steps; arguments as in :meth:`bound`.
+
+        It is measured in multiples of the round's median ratio of this part to the own part.
+        """
+        borrowed = torch.linalg.vector_norm(shares, dim=1)  # |q_i| [m]
+        own_length = own_lengths(gram, shares)  # o_i [m]
+        # Infinite where an update has no part of its sender's own.
         ratios = torch.where(borrowed > 0, borrowed / own_length, 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
         nothing = torch.zeros_like(own_length)
         if math.isinf(usual_ratio):
-            # Where most have nothing of their own, that says nothing of anybody.
+            # Most members have no part of their own in this round: nobody stands out.
             return _Borrowed(multiples=torch.ones_like(ratios), beyond=nothing)
         multiples = ratios / usual_ratio
         if not self.borrowed:
@@ -246,11 +268,15 @@ class CreditBounds:
         return _Borrowed(multiples, beyond)
 
     def _usual(self, client_ids: Sequence[int], examples: Tensor, lengths: Tensor) -> Tensor:
-        """Return the usual length of each participant's update, ``[m]``."""
+        """Return the usual length of an update from as many examples as each participant has.
+
+        ``[m]``. It follows from the members' mean lengths over all rounds so far.
+        """
         moving = lengths > 0
         if not bool(moving.any()):
             return torch.ones_like(lengths)
         table = self._clients
+        # Updates shrink over a run: lengths relative to their round's median can be averaged.
         scale = float(lengths[moving].median())
         ids = [i for i, moves in zip(client_ids, moving.tolist(), strict=True) if moves]
         logarithms = np.array([math.log(length / scale) for length in lengths[moving].tolist()])
@@ -267,7 +293,11 @@ class CreditBounds:
         return scale * usual_lengths(their_examples, means.exp(), examples)
 
     def _mean_weights(self, client_ids: Sequence[int], examples: Tensor, weights: Tensor) -> Tensor:
-        """Return each participant's mean weight so far, in shares of the median member: ``[m]``."""
+        """Return each participant's mean weight over its rounds so far, ``[m]``.
+
+        Weights are in multiples of the one that the member with the median number of examples would
+        have if weights were in proportion to examples.
+        """
         examples = examples.double()
         usual = float(weights.sum()) * _median(examples) / float(examples.sum())
         ratios = torch.zeros_like(weights)
@@ -290,17 +320,18 @@ class CreditBounds:
 def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
     r"""Return how long an update from so many examples usually is: :math:`\ell(n) = c n^\alpha`.
 
-    By Theil and Sen: :math:`\alpha` is the median slope between two members in logarithms, held
-    within [0, 1], and c the median that is left. It stands as long as those who send other lengths
-    are fewer than 29 % of the members. With fewer than five members :math:`\alpha = 0`. Of more
-    than a thousand, a thousand drawn at random say the slope: pairs grow with their square.
+    The estimate is that of Theil and Sen. In logarithms, :math:`\alpha` is the median of the slopes
+    between all pairs of members, clamped to [0, 1], and :math:`\log c` the median of the residuals.
+    Fewer than 29 % of the members cannot move it far, whatever lengths they send. With fewer than
+    five members :math:`\alpha = 0`. With more than a thousand members, a thousand of them drawn at
+    random give the slope, since the number of pairs grows with the square.
 
     Parameters
     ----------
     examples, lengths : Tensor
-        ``[k]``, > 0: of the members.
+        ``[k]``, > 0: the members' numbers of examples, and the lengths of their updates.
     asked : Tensor
-        ``[m]``, > 0: numbers of examples.
+        ``[m]``, > 0: the numbers of examples n for which :math:`\ell(n)` is returned.
 
     Returns
     -------
@@ -319,7 +350,7 @@ def usual_lengths(examples: Tensor, lengths: Tensor, asked: Tensor) -> Tensor:
 
 
 def _exponent(log_examples: Tensor, log_lengths: Tensor) -> float:
-    """Return the median slope between two of ``[k]`` members, within [0, 1]; of few, 0."""
+    """Return the median slope between pairs of the ``[k]`` members, in [0, 1]; 0 for too few."""
     shuffled = torch.randperm(len(log_examples), generator=torch.Generator().manual_seed(0))
     compared = shuffled[:MOST_COMPARED]
     first, second = compared[torch.triu_indices(len(compared), len(compared), 1)]  # The pairs.
@@ -332,27 +363,28 @@ def _exponent(log_examples: Tensor, log_lengths: Tensor) -> float:
 
 
 def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
-    r"""Return the length of what in each update is its sender's own and comes from data.
+    r"""Return the length of the part of each update that its sender learned from data, ``[m]``.
 
     .. math:: o_i^2 = R_i^2 |r_i|^2, \qquad r_i = u_i - \sum_k q_{ik} e_k
 
-    :math:`R_i^2` is the share of :math:`r_i` that others' :math:`r_j` explain (least squares). What
-    is trained on data of one task has directions in common with others' updates; noise that is
-    added to borrowed steps has not. The fifth of the round that is most like member i is not
-    asked, so that accomplices do not explain each other's noise. With fewer than eight members
-    :math:`R_i = 1`.
+    :math:`r_i` is the update without its part along the last global steps, whose orthonormal basis
+    is :math:`e_k`. :math:`R_i^2` is the share of :math:`|r_i|^2` that the :math:`r_j` of the other
+    members explain by least squares. Updates that were trained on data of one task have directions
+    in common; noise that is added to borrowed steps has none in common with them. The fifth of the
+    round that is most similar to member i is left out of the least squares, so that accomplices do
+    not explain each other's noise. With fewer than eight members :math:`R_i = 1`.
 
     Parameters
     ----------
     gram : Tensor
-        ``[m, m]``: inner products of the updates.
+        ``[m, m]``: inner products of the updates :math:`u_i`.
     shares : Tensor
-        ``[m, k]``: q_i, the coordinates in a basis of the last steps.
+        ``[m, k]``: :math:`q_{ik}`, the updates' coordinates in the basis of the last steps.
     """
     residual = gram.double() - shares @ shares.T  # [m, m]
     squared = residual.diagonal().clamp_min(0.0)
     m = len(squared)
-    # What is left of borrowed steps alone is rounding, whose coordinates are float32's.
+    # An update that consists of borrowed steps alone leaves a residual of rounding errors.
     is_nothing = squared <= _ROUNDING * gram.diagonal()
     if m < ENOUGH_MEMBERS:
         return torch.where(is_nothing, 0.0, squared.sqrt())
@@ -362,7 +394,7 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     lengths = torch.zeros(m, dtype=torch.float64)
     for i in (~is_nothing).nonzero().squeeze(1).tolist():
         alike = likeness[i].abs()
-        alike[i] = math.inf
+        alike[i] = math.inf  # Sorted last, so that member i does not explain itself.
         others = alike.argsort(stable=True)[: m - 1 - int(COALITION * m)]
         matrix = likeness[others][:, others] + _RIDGE * torch.eye(len(others)).double()
         target = likeness[others, i]
@@ -372,42 +404,44 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
 
 
 def opposition(gram: Tensor) -> Tensor:
-    r"""Return how far each update is turned against another one in particular, ``[m]``.
+    r"""Return how far each update points against one other update in particular, ``[m]``.
 
     .. math:: o_i = \max_{j \ne i} \big( -\cos(u_i, u_j)
               - \max(0, \operatorname{median}_{k \ne i, j} -\cos(u_j, u_k)) \big)
 
-    and 0 at least. Who is turned against everybody, as a member with inverted labels is, is so by
-    its own doing: the median takes that away from the others, not from itself.
+    clamped to [0, 1]. The update of a member with inverted labels points against most others. The
+    median subtracts this from the figures of the others, who have not caused it, and not from the
+    member's own figure.
 
     Parameters
     ----------
     gram : Tensor
-        ``[m, m]``: the updates' products with each other.
+        ``[m, m]``: inner products of the updates.
     """
     against = -cosines(gram.double())  # [m, m]
     excess = torch.zeros_like(against)
     for j in range(len(gram)):
         others = [i for i in range(len(gram)) if i != j]
-        # How far j is turned against those beside each other one, [m - 1].
+        # For each member i other than j: how far j points against the rest, in the median, [m - 1].
         usual = medians_without_each(against[j, others]).clamp_min(0.0)
         excess[others, j] = against[others, j] - usual
     return excess.amax(dim=1).clamp(0.0, 1.0)
 
 
 def medians_without_each(values: Tensor) -> Tensor:
-    """Return the median of the other values, for each of ``[n]``: ``[n]``; 0 where there are none.
+    """Return, for each of the values ``[n]``, the median of all others, ``[n]``; 0 if n = 1.
 
-    Of an even number it is the mean of the two in the middle.
+    The median of an even number of values is the mean of the two in the middle.
     """
     num_others = len(values) - 1
     if num_others < 1:
         return torch.zeros_like(values)
     ordered = values.sort().values
-    rank = values.argsort().argsort()  # [n]: of each value in that order.
+    rank = values.argsort().argsort()  # [n]: each value's place in that order.
 
     def of_others(place: int) -> Tensor:
-        """Return what stands at a place of the order, once each value is taken out of it."""
+        """Return, for each value, what stands at ``place`` in the order of the others, ``[n]``."""
+        # Where a value is left out, all that follow it in the order move up by one place.
         return torch.where(rank > place, ordered[place], ordered[place + 1])
 
     return (of_others((num_others - 1) // 2) + of_others(num_others // 2)) / 2
@@ -418,7 +452,7 @@ def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
 
     .. math:: \hat c_i = \min(c_i, \kappa_i (c_i - \max(b_i, 0)))
 
-    What is negative counts whole, and nobody gains by a bound.
+    A credit never exceeds the contribution: a negative contribution counts in full.
 
     Parameters
     ----------
@@ -427,20 +461,21 @@ def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
     kept : Tensor
         ``[m]``: kappa_i.
     borrowed : Tensor
-        ``[m]``: b_i, what of it comes from the part of the last steps that is returned.
+        ``[m]``: b_i, the part of c_i that comes from the excess along the last steps
+        (:attr:`Credit.returned`).
     """
     return torch.minimum(contributions, kept * (contributions - borrowed.clamp_min(0.0)))
 
 
 def _kept(ratios: Tensor, bound: float) -> Tensor:
-    """Return the factors ``[m]`` that bring ratios down to a bound; 0: there is none."""
+    """Return the factors ``[m]``, at most 1, that bring ratios down to a bound; 0: no bound."""
     if not bound:
         return torch.ones_like(ratios)
     return torch.where(ratios > bound, bound / ratios, 1.0)
 
 
 def _median(values: Tensor) -> float:
-    """Return the median; of an even number, the mean of the two in the middle; of none, 0."""
+    """Return the median, the mean of the middle two for an even number; 0 without values."""
     if not len(values):
         return 0.0
     return float(np.median(values.numpy()))

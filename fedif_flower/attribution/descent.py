@@ -1,4 +1,4 @@
-r"""A step against the one-step bound of the descent lemma, with which FedIF's Theorem 1 begins."""
+r"""The descent lemma's bound on the loss after one step, with which FedIF's Theorem 1 begins."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROUNDING = 1e-6  # Of the loss: a mean of many float32 losses is known to this.
+ROUNDING = 1e-6  # Relative to the loss: a mean of many float32 losses is accurate to this.
 
 
 @dataclass(frozen=True)
 class Descent:
-    r"""What the gradients at both ends of a step say about it.
+    r"""What the gradients g at both ends of a step s from the model w say about the step.
 
     Attributes
     ----------
     slope : float
-        :math:`a = \langle g(w), s \rangle`, in nats: by how much the loss would change if it went
-        on as at the model before the step. Negative: downhill.
+        :math:`a = \langle g(w), s \rangle`, in nats: by how much the loss would change over the
+        step if it were linear. Negative: the step goes downhill.
     smoothness : float
-        :math:`L = \lVert g(w + s) - g(w) \rVert / \lVert s \rVert`, how much the gradient turned on
-        the way; 0 for a step of length 0.
+        :math:`L = \lVert g(w + s) - g(w) \rVert / \lVert s \rVert`, how much the gradient changed
+        for each unit of the step's length; 0 for a step of length 0.
     length : float
         :math:`\lVert s \rVert`.
     """
@@ -32,10 +32,11 @@ class Descent:
     length: float
 
     def bound(self) -> float:
-        r"""Return :math:`a + L \lVert s \rVert^2 / 2`, the most that the loss may change by.
+        r"""Return :math:`a + L \lVert s \rVert^2 / 2`, an upper bound on the change of the loss.
 
-        That holds where the gradient turns no faster on the way than from one end to the other
-        (Nesterov, *Introductory Lectures on Convex Optimization*, 2004, lemma 1.2.3).
+        It is a bound where the gradient nowhere along the step changes faster than L says, which is
+        the mean rate between the ends (Nesterov, *Introductory Lectures on Convex Optimization*,
+        2004, lemma 1.2.3).
         """
         return self.slope + self.smoothness * self.length**2 / 2
 
@@ -46,9 +47,9 @@ class Descent:
 
 
 def descent_of(gradient_before: Tensor, gradient_after: Tensor, step: Tensor) -> Descent | None:
-    """Return what the gradients at both ends say of a step, ``[d]`` each.
+    """Return what the gradients at both ends say about a step, ``[d]`` each.
 
-    ``None`` where a figure is not finite.
+    ``None`` where the slope, the smoothness or the length is not finite.
     """
     before = gradient_before.to(step.device)
     after = gradient_after.to(step.device)

@@ -1,4 +1,4 @@
-"""What the updates of a round contributed, as tensors: by one loss, and by each loss."""
+"""Contributions of a round's updates as tensors, measured by one loss or by several."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Figures:
-    """What m updates contributed by one loss, in nats.
+    """What m updates contributed, measured by one loss, in nats.
 
     Attributes
     ----------
     credited, contribution : Tensor
-        ``[m]``: what is credited of the contribution, and all of it.
+        ``[m]``: the credited part of each contribution, and the contribution itself.
     classes : Tensor
-        ``[m, c]``: the contribution by class; c = 0 where it is not split.
+        ``[m, c]``: the contribution by class; c = 0: it is not split by classes.
     blocks : Tensor
-        ``[m, b]``: the contribution by block of held-out examples; b = 0 likewise.
+        ``[m, b]``: the contribution by block of held-out examples; b = 0: it is not split by
+        blocks.
     """
 
     credited: Tensor
@@ -36,7 +37,10 @@ class Figures:
         )
 
     def spread(self, rows: Tensor, num_rows: int) -> Figures:
-        """Return so many rows, in which the updates have those ``[m]`` and others are 0."""
+        """Return figures of ``num_rows`` rows, in which update i is added to row ``rows[i]``.
+
+        Rows without an update are 0.
+        """
 
         def spread(figure: Tensor) -> Tensor:
             of_all = figure.new_zeros(num_rows, *figure.shape[1:])
@@ -50,20 +54,21 @@ class Figures:
         )
 
     def credited_with(self, place: int) -> float:
-        """Return what one is credited with: rounding may take a sum above the contribution."""
+        """Return the credit in one row; the contribution where rounding puts the credit above."""
         return min(float(self.contribution[place]), float(self.credited[place]))
 
 
 @dataclass(frozen=True)
 class FiguresByLoss:
-    """What the same updates contributed by each loss that they are measured by.
+    """What the same updates contributed, measured by each of several losses.
 
     Attributes
     ----------
     loss : Figures
-        By the validation loss itself.
+        Measured by the validation loss itself.
     ends : tuple of Figures
-        By the loss at each end of the share of wrong labels; there may be none.
+        Measured by the loss that is corrected for the lowest, and for the highest, share of wrong
+        labels; empty where that interval is not known.
     """
 
     loss: Figures
@@ -77,7 +82,7 @@ class FiguresByLoss:
         )
 
     def spread(self, rows: Tensor, num_rows: int) -> FiguresByLoss:
-        """Return so many rows, as :meth:`Figures.spread` does."""
+        """Return the figures in ``num_rows`` rows, as :meth:`Figures.spread` does."""
         return FiguresByLoss(
             self.loss.spread(rows, num_rows),
             tuple(end.spread(rows, num_rows) for end in self.ends),

@@ -1,8 +1,8 @@
-"""How far contributions depend on which rounds there were, and on which held-out examples.
+"""How far contributions depend on the rounds that were played, and on the held-out examples.
 
-Every figure here is a sum over blocks: of held-out examples, or of rounds. What the sum would be
-without one of them tells how much is luck (a jackknife). What depends on the figures, such as
-shares or differences, moves as they do.
+Every contribution is a sum over blocks, either of held-out examples or of rounds. A jackknife
+leaves out one block after another, and tells from the sums without it how uncertain the whole sum
+is. For figures that depend on contributions, such as shares or differences, it does the same.
 """
 
 from __future__ import annotations
@@ -19,25 +19,31 @@ MIN_ROUNDS = 5  # Fewer rounds say nothing about how much depends on the rounds.
 
 
 def quantile(degrees: float) -> float:
-    """Return by which multiple of its standard error a 95 % interval reaches to each side."""
+    """Return how many standard errors a 95 % interval reaches to each side.
+
+    Parameters
+    ----------
+    degrees : float
+        The degrees of freedom of Student's t distribution.
+    """
     return float(t.ppf((1 + CONFIDENCE) / 2, degrees))
 
 
 def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """Return 95 % intervals of the members' sums, with other rounds.
+    """Return 95 % intervals of the members' sums over rounds, had there been other rounds.
 
-    A round in which a member had no part counts 0 for it. So a member drawn once has an interval
-    that includes 0: another time it might not have been drawn.
+    A member that was drawn in one round only has an interval that includes 0: in other rounds it
+    might not have been drawn at all.
 
     Parameters
     ----------
     per_round : NDArray
-        ``[T, n]``.
+        ``[T, n]``: each member's contribution in each round; 0 where it took no part.
 
     Returns
     -------
     NDArray or None
-        ``[n, 2]``; ``None`` with fewer than 5 rounds, which cannot tell.
+        ``[n, 2]``: the ends; ``None`` with fewer than 5 rounds, which are too few to tell.
     """
     rounds = len(per_round)
     if rounds < MIN_ROUNDS:
@@ -46,7 +52,13 @@ def intervals(per_round: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 
 def ends_of(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the ends ``[n, 2]`` of 95 % intervals of sums over blocks; see :func:`half_widths`."""
+    """Return the ends ``[n, 2]`` of 95 % intervals of the sums over blocks.
+
+    Parameters
+    ----------
+    by_block, weights : NDArray
+        ``[b, n]`` and ``[b]``, as :func:`deviations` takes them.
+    """
     totals = by_block.sum(axis=0)  # [n]
     widths = half_widths(by_block, weights)  # [n]
     # Adding 0 turns -0 into 0.
@@ -54,7 +66,7 @@ def ends_of(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDAr
 
 
 class SplitContribution(NamedTuple):
-    """What a client contributed to a round, what of it is credited, and its parts by block."""
+    """A client's contribution to a round, the credited part of it, and its split by block."""
 
     client_id: int
     contribution: float
@@ -65,18 +77,19 @@ class SplitContribution(NamedTuple):
 def block_sums(
     parts: Iterable[SplitContribution], members: Sequence[int], blocks: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what members contributed, and are credited with, by block, ``[b, n]`` each.
+    """Return members' contributions and credits by block, ``[b, n]`` each, summed over rounds.
 
-    How a credit is split: :func:`split_credit`, where all blocks lose alike.
+    :func:`split_credit` splits the credits. Where a credit is no share of its contribution, all
+    blocks lose the same amount.
 
     Parameters
     ----------
     parts : iterable of SplitContribution
         One for each client in each round.
     members : sequence of int
-        Client ids, in the order of the columns.
+        The n client ids, in the order of the columns.
     blocks : int
-        b.
+        The number b of blocks.
     """
     place = {client_id: column for column, client_id in enumerate(members)}
     contributed_sums = np.zeros((blocks, len(place)))
@@ -98,20 +111,21 @@ def split_credit(
     parts: NDArray[np.float64],
     lost: float | NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Return what is credited of each part of a contribution, ``[k]``.
+    """Return the credit for each part of a contribution, ``[k]``.
 
-    Of each part the same share is credited as of the whole. Where what is credited is no share of
-    it, below 0 or a larger loss, the parts lose what they are told: of a contribution that is
-    nearly 0, the share would be a multiple without limit.
+    Each part is credited with the same share as the whole. That works only where the credit is
+    between 0 and the contribution. Elsewhere ``lost`` is added to each part: the share of a
+    contribution of nearly 0 could be any multiple.
 
     Parameters
     ----------
     contribution, credited : float
-        The whole, and what of it is credited.
+        The whole contribution, and what is credited for it.
     parts : NDArray
-        ``[k]``: by block or by class; they sum to the contribution.
+        ``[k]``: the contribution by block or by class; the parts sum to it.
     lost : float or NDArray
-        What each part loses in that case, ``[k]`` or the same for all.
+        What is added to each part in the second case, usually negative: ``[k]``, or the same for
+        all parts. It sums to ``credited - contribution``.
     """
     if contribution:
         share = credited / contribution
@@ -121,20 +135,22 @@ def split_credit(
 
 
 def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    r"""Return how a sum moves without each block, ``[b, n]``: its squares add up to its variance.
+    r"""Return how each sum changes without each block, scaled so that squares add up to variances.
 
     .. math:: z_k = \sqrt{\frac{1 - W_k}{b\,W_k}}\; (c_{(k)} - c), \qquad
               c_{(k)} = \frac{c - c_k}{1 - W_k}
 
-    with :math:`c = \sum_k c_k` a sum over b blocks and :math:`c_{(k)}` what it would be without
-    block k. They are linear in the blocks: those of a difference are the differences.
+    with :math:`c = \sum_k c_k` a sum over b blocks and :math:`c_{(k)}` the estimate of it without
+    block k. The result is ``[b, n]``, and :math:`\sum_k z_k^2` estimates the variance of c.
+    Deviations are linear in the blocks: those of a difference of two sums are the differences.
 
     Parameters
     ----------
     by_block : NDArray
-        ``[b, n]``: c_k, b >= 2.
+        ``[b, n]``: :math:`c_k` of n sums, b >= 2.
     weights : NDArray
-        ``[b]``: :math:`W_k`, each block's part of the examples, > 0; they sum to 1.
+        ``[b]``: :math:`W_k`, each block's share of the examples (or of the rounds), > 0; they sum
+        to 1.
 
     References
     ----------
@@ -153,8 +169,8 @@ def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> 
 
     .. math:: t_{b-1} \sqrt{\textstyle\sum_k z_k^2}
 
-    with :math:`t_{b-1}` the .975 quantile of Student's t; see :func:`deviations` for z and what is
-    given.
+    with :math:`t_{b-1}` the .975 quantile of Student's t distribution and :math:`z_k` the
+    :func:`deviations`, which takes the same arguments.
     """
     return _half_widths(deviations(by_block, weights))
 
@@ -162,14 +178,17 @@ def half_widths(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> 
 def share_half_widths(
     credited: NDArray[np.float64], contributed: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the same of shares, ``[n]``; see :func:`share_deviations`.
+    """Return half the widths of 95 % intervals of members' shares, ``[n]``.
+
+    See :func:`share_deviations` for the shares.
 
     Parameters
     ----------
     credited, contributed : NDArray
-        ``[b, n]``: what is credited, and contributed, by block; some credit's sum is positive.
+        ``[b, n]``: credits and contributions by block; at least one member's credits have a
+        positive sum.
     weights : NDArray
-        ``[b]``.
+        ``[b]``, as :func:`deviations` takes them.
     """
     changes = share_deviations(
         credited.sum(axis=0),
@@ -186,26 +205,27 @@ def share_deviations(
     of_credited: NDArray[np.float64],
     of_contributed: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    r"""Return how shares move where credits and contributions do, by the delta method, ``[k, n]``.
+    r"""Return how shares change with credits and contributions, by the delta method, ``[k, n]``.
 
     .. math:: s_i = \hat c_i^+ / D, \qquad
               D = \max\Big(\sum_j \hat c_j^+, \sum_j c_j\Big), \qquad
               \mathrm{d} s_i = (\mathrm{d} \hat c_i^+ - s_i\, \mathrm{d} D) / D
 
-    A member without a share does not move. All shares together move by nothing where all of the
-    gain is paid.
+    with :math:`c_i` member i's contribution, :math:`\hat c_i` its credit, and
+    :math:`x^+ = \max(x, 0)`. A share of 0 does not change. Where D is the sum of the credits, the
+    changes of all shares add up to 0.
 
     Parameters
     ----------
     credited, contributed : NDArray
-        ``[n]``; some credit is positive.
+        ``[n]``: :math:`\hat c` and c; at least one credit is positive.
     of_credited, of_contributed : NDArray
-        ``[k, n]``: their deviations.
+        ``[k, n]``: the :func:`deviations` of the two.
     """
     is_paid = credited > 0
     paid = credited * is_paid  # [n]
     paid_changes = of_credited * is_paid  # [k, n]
-    # D is what was gained, or what is paid where that is more.
+    # D: the sum of the contributions, or of the positive credits where that is larger.
     if contributed.sum() > paid.sum():
         gained = contributed.sum()
         gained_changes = of_contributed.sum(axis=1)  # [k]

@@ -1,4 +1,4 @@
-"""What attribution remembers from one round to the next, as a checkpoint keeps it."""
+"""What attribution remembers from one round to the next, and keeps in checkpoints."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedif_flower.attribution.credit import CreditBounds, PastSteps
 
 @dataclass(frozen=True)
 class HandedOn:
-    """What the steps so far hand on to the next one.
+    """What the attribution of the next step needs to know of the steps so far.
 
     Attributes
     ----------
     updates : tuple of CarriedUpdates
-        Those in the last step, the newest first, if a server's momentum carries them on.
+        The updates in the last step, the newest first, if the server has momentum; else empty.
     past : PastSteps
-        The last steps that the model really moved by, where credit is bounded.
+        The last steps by which the model really moved, if credit is bounded; else empty.
     """
 
     updates: tuple[CarriedUpdates, ...] = ()
@@ -30,15 +30,15 @@ class HandedOn:
 
 @dataclass(frozen=True)
 class _AfterRound:
-    """What later rounds need of those until one."""
+    """What the rounds after a certain round need to know of it and of those before."""
 
     handed_on: HandedOn
-    carried_before: tuple[CarriedUpdates, ...]  # Before the last step.
-    last_step: int
-    bounds: Mapping[str, Any] | None
+    carried_before: tuple[CarriedUpdates, ...]  # The carried updates before the last step.
+    last_step: int  # The round of the last step that may be taken back; 0: there is none.
+    bounds: Mapping[str, Any] | None  # The state of the bounds of credit, if there are any.
 
     def state(self) -> dict[str, Any]:
-        """Return everything in dicts, lists, numbers and tensors."""
+        """Return everything as dicts, lists, numbers and tensors."""
         return {
             "carried": [updates.state() for updates in self.handed_on.updates],
             "carried_before": [updates.state() for updates in self.carried_before],
@@ -49,26 +49,40 @@ class _AfterRound:
 
 
 class AttributionMemory:
-    """Remembers what the steps hand on, what it was before the last one, and the last two rounds.
+    """What steps hand on, now and before the last step; and a copy after each of the last rounds.
+
+    A step may be taken back, and an interrupted round is repeated: both need an earlier state.
 
     Parameters
     ----------
     bounds : CreditBounds, optional
-        What these remember of members belongs to it.
+        The bounds of credit; what they remember of members is kept together with the rest.
+
+    Attributes
+    ----------
+    handed_on : HandedOn
+        What the next step's attribution needs.
     """
 
     def __init__(self, bounds: CreditBounds | None) -> None:
         self._bounds = bounds
         self.handed_on = HandedOn()
-        self._before_step = HandedOn()
+        self._before_step = HandedOn()  # As ``handed_on`` was before the last step.
+        # By round, the last two alone; 0: before the first round.
         self._after_rounds = {0: self._now(last_step=0)}
 
     def note_step(
         self, before: Tensor, after: Tensor, carried: tuple[CarriedUpdates, ...] | None
     ) -> None:
-        """Note a step from parameters ``[d]`` to others, and what it carries on.
+        """Note a step of the model, and the updates that it carries on.
 
-        ``None``: what was carried on before it.
+        Parameters
+        ----------
+        before, after : Tensor
+            ``[d]``: the parameters before and after the step.
+        carried : tuple of CarriedUpdates, optional
+            The updates that the server's momentum carries on from now; ``None``: the server has no
+            momentum.
         """
         self._before_step = self.handed_on
         if carried is not None:
@@ -78,36 +92,48 @@ class AttributionMemory:
             self.handed_on = replace(self.handed_on, past=past)
 
     def undo_step(self) -> None:
-        """Forget the last step: nobody received the model that it led to."""
+        """Forget the last step, which was taken back before anybody received its model."""
         self.handed_on = self._before_step
 
     def carry_as_before_step(self) -> None:
-        """Carry on what was carried on before the last step; the model has gone there and back."""
-        # All of them: the step that goes may have been the first of an optimizer begun anew.
+        """Carry on the updates from before the last step, which was taken back in a later round.
+
+        Unlike in :meth:`undo_step`, ``past`` stays: clients did receive the step's model.
+        """
+        # Removing the newest updates would not do: if the optimizer began anew with the step that
+        # is taken back, older updates are to be carried on again.
         self.handed_on = replace(self.handed_on, updates=self._before_step.updates)
 
     def keep(self, server_round: int, last_step: int) -> None:
-        """Keep what later rounds need of those until this one, for a checkpoint.
+        """Keep a copy of what there is after a round, for a checkpoint; drop all but the last two.
 
-        ``last_step`` is the round of the last step that may be taken back; 0: there is none.
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        last_step : int
+            The round of the last step that may be taken back; 0: there is none.
         """
         newest = list(self._after_rounds.items())[-1:]
         self._after_rounds = dict(newest)
         self._after_rounds[server_round] = self._now(last_step)
 
     def correct(self, server_round: int, last_step: int) -> None:
-        """Keep it again: the model of a round that was kept did not stay."""
+        """Replace the copy of a round whose model was taken back after :meth:`keep`."""
         self._after_rounds[server_round] = self._now(last_step)
 
     def restore_bounds(self, last_round: int) -> None:
-        """Let the bounds of credit go back to what they remembered after a round, if it is kept."""
+        """Restore what the bounds of credit remembered after a round, if its copy is still kept."""
         after_round = self._after_rounds.get(last_round)
         if self._bounds is None or after_round is None or after_round.bounds is None:
             return
         self._bounds.load_state_dict(after_round.bounds)
 
     def state_dict(self, last_round: int, last_step: int) -> dict[str, Any]:
-        """Return what :meth:`keep` kept of a round; where it is not kept any more, what is now."""
+        """Return the copy that :meth:`keep` made after a round; without a copy, what there is now.
+
+        ``last_step`` counts in the second case: see :meth:`keep`.
+        """
         after_round = self._after_rounds.get(last_round)
         if after_round is None:
             after_round = self._now(last_step)
@@ -119,7 +145,7 @@ class AttributionMemory:
         Raises
         ------
         ValueError
-            If credit is bounded there and not here, or the other way.
+            If credit is bounded in the state but not in this run, or the other way round.
         """
         if (self._bounds is None) != (state["bounds"] is None):
             raise ValueError("its credit is bounded where this run's is not, or the other way")
@@ -127,12 +153,13 @@ class AttributionMemory:
             self._bounds.load_state_dict(state["bounds"])
         carried = tuple(map(CarriedUpdates.from_state, state["carried"]))
         self.handed_on = HandedOn(carried, PastSteps(state["past_steps"]))
-        # Earlier versions did not keep what goes back with a model.
+        # Checkpoints of earlier versions have no "carried_before".
         carried_before = state.get("carried_before", ())
         self._before_step = HandedOn(tuple(map(CarriedUpdates.from_state, carried_before)))
         self._after_rounds = {last_round: self._now(int(state.get("last_step", 0)))}
 
     def _now(self, last_step: int) -> _AfterRound:
+        """Return a copy of what there is now."""
         bounds = None
         if self._bounds is not None:
             bounds = self._bounds.state_dict()

@@ -1,14 +1,15 @@
-r"""Gradients at both ends of the interval in which the share of wrong held-out labels lies.
+r"""Gradients for both ends of the interval in which the share of wrong held-out labels lies.
 
-The loss is corrected for one share, :math:`\varepsilon`
-(:class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). Contributions are linear in its
-gradient, so that the same step has other contributions where another share is the true one. Only
-how much each example counts differs: its gradient in the logits is
+The validation loss is corrected for one share of wrong labels, :math:`\varepsilon`
+(:class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). If another share is the true one,
+the same step has other contributions, since contributions are linear in the gradient of the loss.
+For an example of label y, with the model's probabilities p of the C classes, the gradient in the
+logit of class k is
 
 .. math:: -\frac{(a - b)\, p_y}{q} \left(\mathbb{1}[k = y] - p_k\right), \qquad
           a = 1 - \varepsilon, \quad b = \frac{\varepsilon}{C - 1}, \quad q = a p_y + b (1 - p_y)
 
-and one pass forward serves all shares.
+Another share changes only how much the example counts. So one forward pass serves all shares.
 """
 
 from __future__ import annotations
@@ -22,30 +23,37 @@ from fedif_flower.valuation.validation import Validation
 
 
 class NoiseEnds:
-    """Takes the gradients at both ends, beside that of the loss itself.
+    """Computes the gradients for both ends, beside the gradient of the loss itself.
 
     Parameters
     ----------
     validation : Validation
-        Its :attr:`~fedif_flower.valuation.validation.Validation.noise_interval` says where the ends
-        are; without one there are none.
+        The ends are those of its
+        :attr:`~fedif_flower.valuation.validation.Validation.noise_interval`; without an interval
+        there are none.
     """
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
         self._interval = validation.noise_interval or ()
-        # Of the last two models: a step leads from one to the other.
+        # The gradients at the last two models: the model after a step is the one before the next.
         self._at_models: deque[tuple[Tensor, list[Tensor]]] = deque(maxlen=2)
 
     def __len__(self) -> int:
-        """How many ends there are: 2, or none."""
+        """Return the number of ends: 2, or 0 without an interval."""
         return len(self._interval)
 
     def at_model(self, params: Tensor, buffers: Mapping[str, Tensor]) -> list[Tensor]:
-        """Return the gradients ``[d]`` at the ends alone, at a model before or after a step.
+        """Return the gradient ``[d]`` for each end, at the model before or after a step.
 
-        That of the loss itself is known there. A model is known by this very tensor, which must not
-        change any more.
+        The gradient of the loss itself is not computed, since the caller has it at these models.
+
+        Parameters
+        ----------
+        params : Tensor
+            ``[d]``. The model is recognised by this tensor object, which must not change any more.
+        buffers : mapping of str to Tensor
+            The model's buffers by name.
         """
         if not self._interval:
             return []
@@ -59,16 +67,19 @@ class NoiseEnds:
     def with_loss(
         self, part: Validation, params: Tensor, buffers: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        """Return the gradient ``[d]`` of the loss itself, and behind it those at the ends.
+        """Return the gradient ``[d]`` of the loss itself, followed by the gradient for each end.
 
         Parameters
         ----------
         part : Validation
-            All of the held-out set, or examples of it.
-        params, buffers
-            The model.
+            The held-out set, or a part of it.
+        params : Tensor
+            ``[d]``.
+        buffers : mapping of str to Tensor
+            The model's buffers by name.
         """
         noise = part.noise
+        # A matrix [C, C] of noise has no interval of shares.
         if not self._interval or isinstance(noise, Tensor):
             return [part.gradient(params, buffers)]
         return part.noise_gradients((noise, *self._interval), params, buffers)

@@ -30,7 +30,7 @@ class Quadrature(NamedTuple):
 
 
 def composite_simpson(parts: int) -> Quadrature:
-    """Return Simpson's rule on [0, 1] in an even number of parts, >= 2: ``parts + 1`` nodes."""
+    """Return Simpson's rule on [0, 1] with ``parts + 1`` nodes; ``parts`` is even and >= 2."""
     multiples = [1.0] * (parts + 1)  # 1, 4, 2, 4, ... 2, 4, 1
     multiples[1:-1:2] = [4.0] * (parts // 2)
     multiples[2:-1:2] = [2.0] * (parts // 2 - 1)
@@ -39,16 +39,17 @@ def composite_simpson(parts: int) -> Quadrature:
     return Quadrature(nodes, weights)
 
 
-_GAUSS = math.sqrt(3.0) / 6.0
-# Exact for polynomials of degree 1, and 3; the loss along the step may be one of a degree more.
+_GAUSS = math.sqrt(3.0) / 6.0  # How far the two Gauss-Legendre nodes on [0, 1] are from 1/2.
+# The trapezoid is exact for polynomials of degree 1, the other two for degree 3. They integrate
+# the slope of the loss, so the loss along the step may have one degree more.
 QUADRATURES: Mapping[str, Quadrature] = {
     "trapezoid": Quadrature((0.0, 1.0), (0.5, 0.5)),
     "simpson": composite_simpson(2),
     "gauss2": Quadrature((0.5 - _GAUSS, 0.5 + _GAUSS), (0.5, 0.5)),
 }
 ADAPTIVE = "adaptive"
-TOLERANCE = 0.02  # Of the sum of the contributions' sizes.
-# Each has the nodes of the one before, and those halfway between them.
+TOLERANCE = 0.02  # Relative to the sum of the contributions' absolute values.
+# Each rule has the nodes of the rule before it, and the points halfway between them.
 _REFINEMENTS = tuple(composite_simpson(parts) for parts in (2, 4, 8, 16))
 
 
@@ -65,10 +66,11 @@ def path_attribution(
               d\tau, \qquad s = \sum_i a_i u_i, \qquad
               \sum_i c_i = \ell(w_{t-1}, D') - \ell(w_{t-1} + s, D')
 
-    with :math:`u_i = w_i - w_{t-1}` client i's update and :math:`a_i` the coefficient that it was
-    applied with. This is the Aumann-Shapley value of the game "how much of each client's part is
-    put in". The integral is taken by a quadrature rule, so that the sum holds up to that rule's
-    error: exactly where the loss along the step is a polynomial of degree 2 (trapezoid) or 4
+    with :math:`u_i = w_i - w_{t-1}` client i's update, :math:`a_i` the coefficient that it was
+    multiplied by, and :math:`\ell(\cdot, D')` the loss on the held-out set D'. This is the
+    Aumann-Shapley value of the game in which each client's part of the step is put in little by
+    little. The integral is computed by a quadrature rule, so that the sum holds up to that rule's
+    error. It is exact where the loss along the step is a polynomial of degree 2 (trapezoid) or 4
     (Simpson, two Gauss-Legendre nodes).
 
     Parameters
@@ -82,7 +84,8 @@ def path_attribution(
     coefficients : Tensor
         ``[m]``, finite: what the updates were really multiplied by.
     rule : str
-        ``"trapezoid"``, ``"simpson"``, ``"gauss2"``, or ``"adaptive"``: Simpson's in 16 parts.
+        ``"trapezoid"``, ``"simpson"``, ``"gauss2"``, or ``"adaptive"``, which here is Simpson's
+        rule in 16 parts.
 
     Returns
     -------
@@ -110,10 +113,16 @@ def path_attribution(
 
 
 def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | None = None) -> Tensor:
-    """Return how fast the loss falls along each update ``[m, d]`` at one point: ``[m]``, float64.
+    """Return how fast the loss falls along each update at one point, ``[m]``, float64.
 
-    ``gradient`` [d] is the loss's at that point; ``squared_norms`` [m] are the updates', where they
-    are known.
+    Parameters
+    ----------
+    client_updates : Tensor
+        ``[m, d]``.
+    gradient : Tensor
+        ``[d]``: the gradient of the loss at the point.
+    squared_norms : Tensor, optional
+        ``[m]``: the squared norms of the updates, where they are known already.
     """
     local_gradient = gradient.to(client_updates.device)
     return project_updates(client_updates, local_gradient, squared_norms).inner.cpu()
@@ -122,28 +131,32 @@ def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | Non
 def block_contributions(
     slopes: Tensor, coefficients: Tensor, weights: Tensor, contributed: Tensor
 ) -> Tensor:
-    r"""Return what of each contribution comes from each block of held-out examples, ``[b, m]``.
+    r"""Return the part of each contribution that comes from each block of examples, ``[b, m]``.
 
     .. math:: c_{ki} = W_k \big( c_i + h_{ki} - \bar h_i \big), \qquad
               h_{ki} = -a_i \left\langle u_i, \nabla \ell(w_{t-1} + s / 2, D'_k) \right\rangle,
               \qquad \bar h_i = \sum_k W_k h_{ki}
 
-    :math:`h_{ki}` is the contribution to block k's own loss by the midpoint rule, exact where that
-    is of degree 2 along the step. What the rule of the sum finds beyond :math:`\bar h_i` is no
-    block's own: each has its part of it, so that :math:`\sum_k c_{ki} = c_i`. This takes one pass
-    over the examples, whichever the rule: the gradients at the ends of the step, which rounds
-    share, are not taken apart.
+    :math:`h_{ki}` is the contribution to the mean loss of block k, :math:`D'_k`, by the midpoint
+    rule. It is exact where this loss is a polynomial of degree 2 along the step. The quadrature
+    rule may find another contribution :math:`c_i` than the blocks' mean :math:`\bar h_i`. The
+    difference is divided among the blocks by their weights :math:`W_k`, so that
+    :math:`\sum_k c_{ki} = c_i`.
+
+    Whatever the rule is, this needs one pass over the examples. The gradients at both ends of the
+    step are not split by blocks, since consecutive rounds share them.
 
     Parameters
     ----------
     slopes : Tensor
-        ``[b, m]``: those of :func:`slopes` in the middle of the step, of blocks' mean losses.
+        ``[b, m]``: what :func:`slopes` returns in the middle of the step, for each block's mean
+        loss.
     coefficients : Tensor
-        ``[m]``: a_i.
+        ``[m]``: :math:`a_i`.
     weights : Tensor
-        ``[b]``: W_k, each block's part of the examples; they sum to 1.
+        ``[b]``: :math:`W_k`, each block's share of the examples; they sum to 1.
     contributed : Tensor
-        ``[m]``: c_i.
+        ``[m]``: :math:`c_i`.
     """
     at_middle = slopes.double().cpu() * coefficients.double().cpu()  # h [b, m]
     shares = weights.double().cpu()[:, None]  # W [b, 1]
@@ -153,25 +166,28 @@ def block_contributions(
 
 
 def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) -> Tensor:
-    """Return contributions ``[m]``, float64.
+    """Return contributions ``[m]``, float64, from the slopes at the nodes of a quadrature rule.
 
     Parameters
     ----------
     slopes : Tensor
-        ``[nodes, m]``: those of :func:`slopes` at each node of the rule.
+        ``[nodes, m]``: what :func:`slopes` returns at each node of the rule.
     coefficients : Tensor
-        ``[m]``: by which the updates are in the step.
+        ``[m]``: what the updates are multiplied by in the step.
     quadrature : Quadrature
         The rule.
     """
     weights = torch.tensor(quadrature.weights, dtype=torch.float64)
-    # One node after the other: in a product of matrices, equal clients could be summed unlike.
+    # No matrix product: it could add up the columns of two equal clients in different orders, so
+    # that their contributions would differ by rounding.
     mean = (weights[:, None] * slopes.double().cpu()).sum(dim=0)
     return coefficients.double().cpu() * mean + 0.0  # Adding 0 turns -0 into 0.
 
 
 def find_refinements(rule: str) -> tuple[Quadrature, ...]:
-    """Return the rules to go through, until :func:`is_settled`: one, or four where it is adaptive.
+    """Return the quadrature rules to try in this order until :func:`is_settled` says yes.
+
+    The adaptive rule has four, each finer than the one before; every other rule has one.
 
     Raises
     ------
@@ -186,17 +202,20 @@ def find_refinements(rule: str) -> tuple[Quadrature, ...]:
 
 
 def is_settled(contributed: Tensor, coarser: Tensor | None, decrease: float) -> bool:
-    """Tell whether contributions ``[m]`` need no finer rule.
+    """Tell whether contributions need no finer quadrature rule.
 
-    They do not where they add up to the measured decrease of the loss, or differ little from what
-    the rule before has found: then the remainder is none of the rule's, as with batch norms.
+    They need none where they add up to the measured decrease of the loss. They need none either
+    where they differ little from those of the coarser rule: the remainder then has another cause
+    than quadrature, such as buffers of batch norm.
 
     Parameters
     ----------
-    contributed, coarser : Tensor
-        ``[m]``: by this rule, and by the one before, if there was one.
+    contributed : Tensor
+        ``[m]``: contributions by this rule.
+    coarser : Tensor, optional
+        ``[m]``: contributions by the rule before; ``None``: this is the first rule.
     decrease : float
-        Of the loss, as measured.
+        The measured decrease of the loss over the step.
     """
     allowed = TOLERANCE * float(contributed.abs().sum())
     if abs(decrease - float(contributed.sum())) <= allowed:

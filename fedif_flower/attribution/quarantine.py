@@ -20,31 +20,31 @@ from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
 
-LEAST_LOOKS = 4  # Rounds that a member took part in since it was last judged.
-LONGEST_MEMORY = 8  # Of these rounds, the last.
-LEAST_MEMBERS = 5  # Fewer cannot show what is usual.
+LEAST_LOOKS = 4  # A member is judged after so many rounds (since its last quarantine).
+LONGEST_MEMORY = 8  # Its mean worth is taken over at most so many of its last rounds.
+LEAST_MEMBERS = 5  # Fewer members do not show what is usual.
 CONFIDENCE = 0.95
 UNUSUAL = 5.0  # In robust standard deviations below the members' median.
-LONGEST_COUNT = 32  # Rounds among which bad ones are counted, the last.
-LEAST_BAD = 3
-HONEST_BAD = 0.02  # Of an honest member's rounds; 0 to 2 % where it was measured.
-CHANCE = 0.0001  # Members are judged hundreds of times in a run.
-FIRST_PAUSE = 4  # Turns; it doubles from one quarantine to the next.
-LONGEST_PAUSE = 64
+LONGEST_COUNT = 32  # Bad rounds are counted among at most so many of a member's last rounds.
+LEAST_BAD = 3  # Bad rounds.
+HONEST_BAD = 0.02  # Part of an honest member's rounds that are bad; 0 to 2 % was measured.
+CHANCE = 0.0001  # Small, since members are judged hundreds of times in a run.
+FIRST_PAUSE = 4  # In turns; the pause doubles with each quarantine of the member.
+LONGEST_PAUSE = 64  # In turns.
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A member is not drawn from one round until before another, and why.
+    """The decision to leave a member out for some rounds, and the reason.
 
     Attributes
     ----------
     server_round, until_round : int
-        The first round without it, and the first in which it may be drawn again.
+        The first round without the member, and the first in which it may be drawn again.
     partition_id, client_id : int
-        Who.
+        The member.
     reason : str
-        With its figures.
+        Why, with the figures that led to the decision.
     """
 
     server_round: int
@@ -56,14 +56,16 @@ class Decision:
 
 @dataclass
 class _Member:
-    # One for each round since the last look, at most so many.
+    """What is known of a member from its rounds since its last quarantine."""
+
+    # What its update was worth in each of its last rounds, and whether that round was bad.
     worths: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST_MEMORY))
     bad: deque[bool] = field(default_factory=lambda: deque(maxlen=LONGEST_COUNT))
-    pause: int = FIRST_PAUSE  # Of the next quarantine, in turns.
-    until_round: int = 0
+    pause: int = FIRST_PAUSE  # The length of the next quarantine, in turns.
+    until_round: int = 0  # The first round after the last quarantine; 0: there was none.
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything in lists and numbers."""
+        """Return everything as lists and numbers, for a checkpoint."""
         return {
             "worths": list(self.worths),
             "bad": list(self.bad),
@@ -73,7 +75,7 @@ class _Member:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> _Member:
-        """Return what :meth:`state_dict` was made of."""
+        """Return the member of which :meth:`state_dict` returned the state."""
         member = cls(pause=int(state["pause"]), until_round=int(state["until_round"]))
         member.worths.extend(state["worths"])
         member.bad.extend(state["bad"])
@@ -83,47 +85,54 @@ class _Member:
 class Quarantine(Callback):
     r"""Leaves out members that raise the loss on average, or in too many of their rounds.
 
-    In a round of m clients a member's worth is what a unit of its update did to the loss,
+    In a round, a member's *worth* is what a unit of its update did for the loss, relative to the
+    mean size of this figure over the round's m clients:
 
     .. math:: x_i = \frac{c_i / a_i}{\frac{1}{m} \sum_j |c_j / a_j|},
 
-    with :math:`c_i` what its update of this round contributed and :math:`a_i > 0` the coefficient
-    that this was given; so the weights of the strategy neither hide nor excuse anybody, nor does
-    what a server's momentum carries on of earlier updates. A member is quarantined, on average,
-    once both hold for the mean of :math:`x_i` over the last :data:`LONGEST_MEMORY` rounds that it
-    took part in, at least :data:`LEAST_LOOKS`:
+    with :math:`c_i` the contribution of the update that it sent in this round and :math:`a_i > 0`
+    the coefficient that the update was multiplied by; clients with another coefficient are not
+    among the m. So a worth depends neither on the strategy's weights nor on earlier updates that a
+    server's momentum carries on.
 
-    - the upper end of its one-sided t interval (:data:`CONFIDENCE`) is below 0;
-    - it lies more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median of
-      absolute deviations) below the median of all members' means: where a model has converged,
-      the updates of honest members pull against each other, and many are a little below 0.
+    **On average.** A member is quarantined if both hold for the mean of its :math:`x_i` over its
+    last :data:`LONGEST_MEMORY` rounds, at least :data:`LEAST_LOOKS`:
 
-    Who behaves badly now and then has a good mean, so bad rounds are counted too. A round is bad
-    for a member where :math:`x_i < 0` and :math:`x_i` lies more than :data:`UNUSUAL` robust
-    standard deviations below the round's median, the deviations being those of the half above it:
-    the half below may be attackers'. A member is quarantined, for its bad rounds, once b of its
-    last n rounds, at most :data:`LONGEST_COUNT`, were bad, b is at least :data:`LEAST_BAD`, and an
-    honest member has so many by a chance below :data:`CHANCE`,
-    :math:`P(B_{n,q} \ge b) <` :data:`CHANCE`, with B binomial and q = :data:`HONEST_BAD`.
+    - the upper end of the mean's one-sided t interval (:data:`CONFIDENCE`) is below 0;
+    - the mean is more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median
+      absolute deviation) below the median of all members' means. Once a model has converged, the
+      updates of honest members pull against each other, and many means are a little below 0.
 
-    It is then not drawn for :data:`FIRST_PAUSE` of its turns, twice as many the next time, at most
-    :data:`LONGEST_PAUSE`. Afterwards it is judged anew by what it sends from then on: everybody can
-    come back. A turn is the number of rounds in which a member has weight once on average: the
-    members that could be drawn, over those with :math:`a_i > 0`. Nobody is judged while fewer than
-    :data:`LEAST_MEMBERS` members have had so many rounds; a round with fewer has no bad ones.
+    **For bad rounds.** A member that behaves badly now and then has a good mean, so bad rounds are
+    counted as well. A round is bad for a member if :math:`x_i < 0` and :math:`x_i` is more than
+    :data:`UNUSUAL` robust standard deviations below the round's median. These deviations are those
+    of the clients above the median, since those below it may be attackers. A member is quarantined
+    if b of its last n rounds were bad (n at most :data:`LONGEST_COUNT`), b is at least
+    :data:`LEAST_BAD`, and an honest member would have so many by chance with a probability below
+    :data:`CHANCE`: :math:`P(B_{n,q} \ge b) <` :data:`CHANCE`, with :math:`B_{n,q}` a binomial
+    variable and q = :data:`HONEST_BAD`.
+
+    A quarantined member is not drawn for :data:`FIRST_PAUSE` turns, and for twice as many with each
+    new quarantine, up to :data:`LONGEST_PAUSE`. A turn is the number of rounds in which a member
+    has weight once on average: the number of members that could be drawn, divided by the number of
+    those with :math:`a_i > 0`. After the quarantine the member is judged by its later updates
+    alone, so that everybody can come back.
+
+    Nobody is judged while fewer than :data:`LEAST_MEMBERS` members have had :data:`LEAST_LOOKS`
+    rounds. A round with fewer than :data:`LEAST_MEMBERS` such clients is bad for nobody.
 
     Parameters
     ----------
     attribution : PathAttribution
-        Among the callbacks of the same strategy. Round t is judged by what is attributed of the
-        rounds up to t - 2: the round before is still being attributed when clients are drawn.
+        The attribution among the callbacks of the same strategy. Whoever is drawn in round t is
+        judged by the rounds up to t - 2, since round t - 1 is still being attributed at that time.
     on_decision : callable, optional
         Called with each :class:`Decision`.
 
     Attributes
     ----------
     decisions : list of Decision
-        So far.
+        The decisions so far.
     """
 
     def __init__(
@@ -135,16 +144,16 @@ class Quarantine(Callback):
         self.decisions: list[Decision] = []
         self._on_decision = on_decision
         self._members: dict[int, _Member] = {}
-        self._judged = 0  # Rounds taken in.
-        self._nodes: NodeDirectory | None = None  # Before on_start.
+        self._judged = 0  # How many of the attribution's rounds were taken in.
+        self._nodes: NodeDirectory | None = None  # None until on_start.
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note what members are called, and say from now on who may be drawn.
+        """Check that the strategy has the attribution; decide from now on who may be drawn.
 
         Raises
         ------
         ConfigError
-            If the strategy does not have the attribution by which members are judged.
+            If the attribution is not among the strategy's callbacks.
         """
         if not any(callback is self.attribution for callback in strategy.callbacks):
             raise ConfigError(
@@ -155,7 +164,7 @@ class Quarantine(Callback):
         strategy.roster.admit.append(self.admit)
 
     def on_end(self) -> None:
-        """Tell the log where too few members took part for any to be judged."""
+        """Log a warning if too few members took part for anybody to be judged."""
         num_members = len(self._members)
         if 0 < num_members < LEAST_MEMBERS:
             logger.warning(
@@ -166,7 +175,10 @@ class Quarantine(Callback):
             )
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Return the nodes that are not quarantined in this round."""
+        """Return the nodes that are not quarantined in a round.
+
+        Rounds that have been attributed since the last call are taken in first.
+        """
         rounds = self.attribution.rounds
         while self._judged < len(rounds) and rounds[self._judged].server_round <= server_round - 2:
             self._take_in(rounds[self._judged], num_nodes=len(nodes))
@@ -175,7 +187,11 @@ class Quarantine(Callback):
         return [node for node in nodes if until.get(node.client_id, 0) <= server_round]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: how long a turn was is not known afterwards."""
+        """Return everything needed to go on.
+
+        It cannot be computed again from the attributed rounds: the length of a turn depends on how
+        many members could be drawn at that time.
+        """
         members = {}
         for client_id, member in self._members.items():
             members[client_id] = member.state_dict()
@@ -186,7 +202,7 @@ class Quarantine(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned; nobody is told of its decisions again."""
+        """Take over what :meth:`state_dict` returned; ``on_decision`` is not called again."""
         members = {}
         for client_id, member in state["members"].items():
             members[int(client_id)] = _Member.from_state(member)
@@ -196,7 +212,15 @@ class Quarantine(Callback):
         self.decisions = decisions
 
     def _take_in(self, attributed: RoundAttribution, num_nodes: int) -> None:
-        """Note what a round's members are worth, and leave out whoever is to be."""
+        """Note what members were worth in a round, and quarantine those that are to be left out.
+
+        Parameters
+        ----------
+        attributed : RoundAttribution
+            The round.
+        num_nodes : int
+            The number of members that could be drawn.
+        """
         worths = relative_worths(attributed)
         self._note_worths(attributed, worths)
         means = self._mean_worths()
@@ -215,24 +239,25 @@ class Quarantine(Callback):
             reason = reason or _bad_too_often(member)
             if not reason:
                 continue
-            first = attributed.server_round + 2
+            first = attributed.server_round + 2  # The next round has been drawn already.
             until = first + turn * member.pause
             pause = min(2 * member.pause, LONGEST_PAUSE)
+            # Its rounds so far are forgotten: it is judged by later ones.
             self._members[client_id] = _Member(pause=pause, until_round=until)
             self._tell(Decision(first, until, client.partition_id, client_id, reason))
 
     def _note_worths(self, attributed: RoundAttribution, worths: Mapping[int, float]) -> None:
-        """Note what the members of a round were worth in it, and for whom it was bad."""
+        """Note what each member was worth in a round, and whether the round was bad for it."""
         bad = far_worse(worths)
         for client_id, worth in worths.items():
             member = self._members.setdefault(client_id, _Member())
-            # What was on its way when the quarantine began is no news.
+            # Updates that were on their way when the quarantine began do not count again.
             if attributed.server_round >= member.until_round:
                 member.worths.append(worth)
                 member.bad.append(client_id in bad)
 
     def _mean_worths(self) -> dict[int, float]:
-        """Return the mean worth of each member that has had rounds enough to be judged."""
+        """Return the mean worth of each member with at least :data:`LEAST_LOOKS` rounds, by id."""
         return {
             client_id: float(np.mean(member.worths))
             for client_id, member in self._members.items()
@@ -240,7 +265,7 @@ class Quarantine(Callback):
         }
 
     def _tell(self, decision: Decision) -> None:
-        """Log a decision, and tell whoever listens."""
+        """Log a decision, store it and pass it to ``on_decision``."""
         who = "a member"
         if self._nodes is not None:
             who = self._nodes.labels([decision.client_id])[decision.client_id]
@@ -251,7 +276,17 @@ class Quarantine(Callback):
 
 
 def _bad_on_average(member: _Member, mean: float, median: float, spread: float) -> str:
-    """Return why a member is left out for the mean of its worths; empty: it is not."""
+    """Return why a member is left out for its mean worth; empty: it is not.
+
+    Parameters
+    ----------
+    member : _Member
+        The member.
+    mean : float
+        Its mean worth.
+    median, spread : float
+        The median of all members' means, and the robust standard deviation around it.
+    """
     upper = upper_bound(member.worths)
     if upper >= 0 or mean >= median - UNUSUAL * spread:
         return ""
@@ -277,7 +312,10 @@ def _bad_too_often(member: _Member) -> str:
 
 
 def relative_worths(attributed: RoundAttribution) -> dict[int, float]:
-    """Return what a unit of each client's update was worth, relative to the round's others."""
+    """Return each client's worth in a round, by client id (see :class:`Quarantine`).
+
+    Clients without a positive coefficient are left out. Empty where every contribution is 0.
+    """
     units = {}
     for client in attributed.clients:
         if client.coefficient > 0:
@@ -292,26 +330,27 @@ def relative_worths(attributed: RoundAttribution) -> dict[int, float]:
 
 
 def far_worse(worths: Mapping[int, float]) -> set[int]:
-    """Return the clients whose update of a round was far worse than others', and harmful."""
+    """Return the clients for which a round was bad: their updates did harm, far beyond others'."""
     if len(worths) < LEAST_MEMBERS:
         return set()
     everyone = np.array(list(worths.values()))
     median = float(np.median(everyone))
+    # Only deviations above the median: the clients below it may be attackers.
     spread = 1.4826 * float(np.median((everyone - median)[everyone >= median]))
     least_usual = min(0.0, median - UNUSUAL * spread)
     return {client_id for client_id, worth in worths.items() if worth < least_usual}
 
 
 def chance_of(count: int, rounds: int) -> float:
-    """Return the probability that an honest member has at least so many bad rounds, count >= 1."""
+    """Return the probability that an honest member has ``count`` >= 1 or more bad rounds."""
     from scipy.special import bdtrc
 
     return float(bdtrc(count - 1, rounds, HONEST_BAD))
 
 
 def upper_bound(values: Sequence[float]) -> float:
-    """Return the upper end of the mean's one-sided t interval at :data:`CONFIDENCE`; n >= 2."""
-    # Imported here: every server loads this file, few have a quarantine.
+    """Return the upper end of the mean's one-sided t interval, for two or more values."""
+    # Imported here, since every server loads this file, but few have a quarantine.
     from scipy.special import stdtrit
 
     quantile = float(stdtrit(len(values) - 1, CONFIDENCE))

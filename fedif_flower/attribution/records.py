@@ -1,4 +1,4 @@
-"""The records of path attribution: how much each client contributed to a round's decrease."""
+"""The records of path attribution: what each client contributed to each round."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class MemberCredit:
     Attributes
     ----------
     credited : float
-        In nats; at most the contribution, and the difference goes to nobody. Where a step is taken
-        back, both are that step's with the other sign: it is at least the contribution then.
+        In nats. The credit is at most the contribution, and nobody gets the difference. Where a
+        step is taken back, both have the other sign, and the credit is at least the contribution.
     length, weight, borrowed : float
-        Its update's length, its mean weight, and the last step in its update, in multiples of what
-        is usual; 0 for a client that sent none.
+        Its update's length, its mean weight, and the part of its update along the last steps, in
+        multiples of what is usual; 0 for a client that sent no update in the round.
     opposed : float
-        How far it is turned against another update: the negated cosine, in [0, 1].
+        How far its update points against another one, in [0, 1]
+        (:func:`~fedif_flower.attribution.credit.opposition`).
     """
 
     credited: float
@@ -33,14 +34,15 @@ class MemberCredit:
 
 @dataclass(frozen=True)
 class NoiseEnd:
-    """What one client contributed to one round's step, if as many labels were wrong as at one end.
+    """What one client contributed to one round's step, by the loss for another share of noise.
 
-    The step is the same. Attributes are those of :class:`ClientAttribution`.
+    The share of wrong labels is taken to be at one end of the interval in which it lies. The step
+    is the same as in :class:`ClientAttribution`, and the attributes mean the same.
 
     Attributes
     ----------
     contribution, credited : float
-        In nats of the loss that is corrected for that share.
+        In nats of the loss that is corrected for this share of wrong labels.
     blocks : tuple of float
         The contribution by block; empty where it is not split.
     """
@@ -57,24 +59,25 @@ class ClientAttribution:
     Attributes
     ----------
     partition_id, client_id : int
-        Who.
+        The client.
     coefficient : float
-        What its update of this round was multiplied by; 0 for a client that sent none, but whose
-        earlier updates are part of the step (a server's momentum).
+        What its update of this round was multiplied by; 0 for a client that sent no update in this
+        round, but whose earlier updates are part of the step (the server has momentum).
     contribution : float
         In the unit of the validation loss (nats); positive: it lowered the loss.
     classes : tuple of float
-        The part of it that comes from each class's examples; they sum to ``contribution``.
+        The part of the contribution that comes from each class's examples; they sum to
+        ``contribution``. Empty: it is not split by classes.
     credit : MemberCredit, optional
-        Where credit is bounded.
+        ``None``: credit is not bounded.
     blocks : tuple of float
-        The part of it that comes from each block of held-out examples (see
+        The part of the contribution that comes from each block of held-out examples (see
         :func:`~fedif_flower.attribution.path.block_contributions`); they sum to ``contribution``.
-        Empty in rounds whose updates nobody sees.
+        Empty: it is not split by blocks, as in rounds with masked updates.
     noise_ends : tuple of NoiseEnd
-        The contribution at the lowest and at the highest share of wrong labels that the held-out
-        set may have. Empty where the loss is not corrected, or that interval is not known, and in
-        rounds whose updates nobody sees.
+        The contribution for the lowest and for the highest share of wrong labels that the held-out
+        set may have. Empty where the loss is not corrected, where the interval is not known, and in
+        rounds with masked updates.
     carried : float
         The part of the contribution that comes from its updates of earlier rounds, which a server's
         momentum carries on.
@@ -92,7 +95,7 @@ class ClientAttribution:
 
     @property
     def credited(self) -> float:
-        """What it is credited with: the contribution where credit is not bounded."""
+        """What the client is credited with; the contribution where credit is not bounded."""
         return self.contribution if self.credit is None else self.credit.credited
 
 
@@ -100,10 +103,22 @@ class ClientAttribution:
 class RoundAttribution:
     """One round: the validation loss before and after, and what each client contributed.
 
-    A round that failed has no clients, nor has one whose step led to where the loss is not finite.
-    If a failed round took back the step before it, the contributions to that step are in it with
-    the other sign: contributions always add up to what the model has gained. ``descent`` is what
-    the gradients at both ends of its step say; ``None``: there was no step, or no finite figure.
+    A round without a step has no clients, nor has a round whose step could not be attributed, for
+    instance because the loss after it is not finite. A round that took back an earlier step has
+    that step's contributions with the other sign, so that contributions over rounds add up to what
+    the model has gained.
+
+    Attributes
+    ----------
+    server_round : int
+        The round's number, from 1.
+    loss_before, loss_after : float
+        The validation loss before and after the round; NaN where it could not be computed.
+    clients : tuple of ClientAttribution
+        One for each client whose updates are in the step.
+    descent : Descent, optional
+        What the gradients at both ends of the step say; ``None``: the round took no step, or a
+        figure is not finite.
     """
 
     server_round: int
@@ -114,7 +129,7 @@ class RoundAttribution:
 
     @property
     def decrease(self) -> float:
-        """By how much the loss fell; 0 where one of the two is not finite."""
+        """By how much the loss fell; 0 where the loss before or after is not finite."""
         fell = self.loss_before - self.loss_after
         return fell if math.isfinite(fell) else 0.0
 
@@ -125,33 +140,34 @@ class RoundAttribution:
 
     @property
     def remainder(self) -> float:
-        """What nobody is credited with.
+        """The part of the decrease that no contribution explains.
 
-        The error of the quadrature rule, what changes of buffers (batch-norm statistics) did, and
-        of a server's momentum what has faded.
+        It holds the error of the quadrature rule, the effect of changed buffers (batch-norm
+        statistics), noise that was added to the step, and old updates whose share in a server's
+        momentum is too small to be followed.
         """
         return self.decrease - self.attributed
 
     @property
     def slope(self) -> float | None:
-        """By how much the loss would have changed along its slope before the step."""
+        """By how much the loss would have changed if it were linear; ``None``: not known."""
         return None if self.descent is None else self.descent.slope
 
     @property
     def smoothness(self) -> float | None:
-        """How much the gradient turned, by the length of the step."""
+        """How much the gradient changed, divided by the step's length; ``None``: not known."""
         return None if self.descent is None else self.descent.smoothness
 
     @property
     def bound_held(self) -> bool | None:
-        """Whether the loss rose by no more than the descent lemma's bound for one step."""
+        """Whether the loss rose by no more than the descent lemma's bound; ``None``: not known."""
         if self.descent is None:
             return None
         return self.descent.is_held(self.loss_before, self.loss_after)
 
 
 def take_back(client: ClientAttribution) -> ClientAttribution:
-    """Return what a client contributes to a step back along the one that it contributed to."""
+    """Return a client's contribution to the undoing of a step: its own with the other sign."""
     credit = client.credit
     if credit is not None:
         credit = replace(credit, credited=-credit.credited)

@@ -1,4 +1,4 @@
-"""What each client contributed to one round: the loss along the step, cut by quadrature."""
+"""Attribution of one round: slopes along each update, integrated over the round's step."""
 
 from __future__ import annotations
 
@@ -37,25 +37,43 @@ from fedif_flower.valuation.parallel import LossAndGradient
 from fedif_flower.valuation.parts import block_weights
 from fedif_flower.valuation.validation import Validation
 
-_MIDDLE = 0.5
+_MIDDLE = 0.5  # The node of a quadrature rule in the middle of the step.
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TakenRound:
-    """A round that is still to be attributed; without updates in its step, it failed."""
+    """A round that is still to be attributed.
+
+    Attributes
+    ----------
+    server_round : int
+        The round's number.
+    before, after : ModelVectors
+        The model before and after the round.
+    in_step : tuple of CarriedUpdates
+        The updates in the round's step, the newest first; empty: the round took no step.
+    names : BufferNames
+        Knows the names of the model's buffers.
+    at_models : tuple of Future
+        Loss and gradient at the model before and after the round.
+    unseen : UnseenUpdates, optional
+        The updates, where they are masked.
+    undone : tuple of ClientAttribution
+        The contributions that a round without a step takes back, if it undid an earlier step.
+    """
 
     server_round: int
     before: ModelVectors
     after: ModelVectors
-    in_step: tuple[CarriedUpdates, ...]  # The newest first.
+    in_step: tuple[CarriedUpdates, ...]
     names: BufferNames
-    at_models: tuple[Future[LossAndGradient], Future[LossAndGradient]]  # Before and after.
+    at_models: tuple[Future[LossAndGradient], Future[LossAndGradient]]
     unseen: UnseenUpdates | None = None
-    undone: tuple[ClientAttribution, ...] = ()  # What a failed round took from whom.
+    undone: tuple[ClientAttribution, ...] = ()
 
     def model_at(self, node: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """Return the model, ``[d]`` and buffers, from the old one, 0, to the new one, 1."""
+        """Return parameters ``[d]`` and buffers at a point of the step: 0 before it, 1 after it."""
         if node == 0.0:
             vectors = self.before
         elif node == 1.0:
@@ -64,20 +82,22 @@ class TakenRound:
             vectors = ModelVectors(
                 torch.lerp(self.before.params, self.after.params, node),
                 torch.lerp(self.before.buffers, self.after.buffers, node),
-                self.after.counters,
+                self.after.counters,  # Integers are not interpolated.
             )
         return vectors.params, self.names.named_buffers(vectors)
 
 
 class _MiddleOfStep(NamedTuple):
-    """What one pass over the examples in the middle of a step gives.
+    """Gradients and slopes in the middle of a step, from one pass over the examples.
 
     Attributes
     ----------
     gradients : list of Tensor
-        ``[d]`` each: of the loss itself, and at the ends of the share of wrong labels.
+        ``[d]`` each: the gradient of the loss itself, then the gradient for each end of the share
+        of wrong labels.
     slopes_by_block : list of Tensor
-        ``[b, 1 + ends, m]`` for each round in the step: along its updates, block by block.
+        One tensor for each round in the step, ``[b, 1 + ends, m]``: the slopes along its m updates,
+        for each block of examples, by the same losses as in ``gradients``.
     """
 
     gradients: list[Tensor]
@@ -86,21 +106,22 @@ class _MiddleOfStep(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundAttributor:
-    """Attributes rounds along the way from the old model to the new one.
+    """Attributes rounds, by quadrature along the line from the old model to the new one.
 
     Attributes
     ----------
     validation : Validation
         The server's held-out set.
     quadratures : sequence of Quadrature
-        The rule, and what refines it.
-    classes : sequence of Validation
-        The held-out examples of each class; empty: contributions are not split by them.
-    blocks : sequence of Validation
-        Blocks of the held-out examples, likewise.
+        The quadrature rules to try, each finer than the one before
+        (:func:`~fedif_flower.attribution.path.find_refinements`).
     noise_ends : NoiseEnds
-        Both ends of the share of wrong labels, at which contributions are measured as well; there
+        The ends of the share of wrong labels, for which contributions are measured as well; there
         may be none.
+    classes : sequence of Validation
+        The held-out examples of each class; empty: contributions are not split by classes.
+    blocks : sequence of Validation
+        The blocks of the held-out examples; empty: contributions are not split by blocks.
     """
 
     validation: Validation
@@ -111,11 +132,11 @@ class RoundAttributor:
 
     @property
     def block_weights(self) -> Tensor:
-        """Each block's part of the examples' weight ``[b]``, float64."""
+        """Each block's share of the examples' weight ``[b]``, float64."""
         return block_weights(self.blocks)
 
     def evaluate(self, taken: TakenRound) -> RoundAttribution:
-        """Return a round's attribution; where the path leads out of what is finite, none."""
+        """Return a round's attribution, without clients where the step cannot be attributed."""
         loss_before, loss_after = (_loss(at_model) for at_model in taken.at_models)
         clients = taken.undone
         descent: Descent | None = None
@@ -127,7 +148,7 @@ class RoundAttributor:
     def _attribute(
         self, taken: TakenRound, loss_before: float, loss_after: float
     ) -> tuple[ClientAttribution, ...]:
-        """Return what each client contributed; nothing, and a line in the log, if that fails."""
+        """Return what each client contributed; if that fails, log the error and return nothing."""
         if not (math.isfinite(loss_before) and math.isfinite(loss_after)):
             logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
             return ()
@@ -140,7 +161,10 @@ class RoundAttributor:
             return ()
 
     def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
-        """Return what each client contributed; one that also sent earlier updates has one sum."""
+        """Return what each client contributed to a step, the contributions of its updates summed.
+
+        Where the server has momentum, a client may have several updates in the step.
+        """
         members = _members_of(taken.in_step)
         contributed = self._contributions(taken, decrease)
         sums = _sums_by_member(taken.in_step, contributed, members)
@@ -157,7 +181,7 @@ class RoundAttributor:
                 ClientAttribution(
                     partition_id=member.partition_id,
                     client_id=member.client_id,
-                    # It is the one of this round's own update.
+                    # That of this round's own update; 0 if the client sent none.
                     coefficient=coefficients.get(member, 0.0),
                     contribution=float(sums.loss.contribution[place]),
                     classes=tuple(sums.loss.classes[place].tolist()),
@@ -170,7 +194,7 @@ class RoundAttributor:
         return tuple(clients)
 
     def _contributions(self, taken: TakenRound, decrease: float) -> list[FiguresByLoss]:
-        """Return what the updates of each round in the step contributed."""
+        """Return what the updates of each round in the step contributed, the newest round first."""
         if taken.unseen is not None:
             return [FiguresByLoss(self._contributed_unseen(taken, taken.unseen))]
         if not self.blocks:
@@ -189,9 +213,11 @@ class RoundAttributor:
     ) -> list[FiguresByLoss]:
         """Return each round's figures by the first rule that is fine enough, or by the finest.
 
-        ``middle`` are the gradients in the middle of the step, where they are known.
+        ``decrease`` is the measured decrease of the loss; ``middle`` are the gradients in the
+        middle of the step, where they are known.
         """
-        slopes_at: dict[float, list[Tensor]] = {}  # By node of the rule, for each round.
+        # By node; for each round in the step [1 + c + ends, m + k]. A finer rule reuses them.
+        slopes_at: dict[float, list[Tensor]] = {}
         contributed: list[FiguresByLoss] = []
         coarser: Tensor | None = None
         for rule in self.quadratures:
@@ -211,7 +237,7 @@ class RoundAttributor:
     def _split_by_blocks(
         self, updates: CarriedUpdates, figures: FiguresByLoss, along: Tensor
     ) -> FiguresByLoss:
-        """Return figures with contributions by block: of the loss itself, and of each end's.
+        """Return figures with contributions by block, for the loss itself and for each end.
 
         ``along`` are the slopes in the middle of the step, ``[b, 1 + ends, m]``.
         """
@@ -222,20 +248,24 @@ class RoundAttributor:
         return FiguresByLoss(self._with_blocks(updates, figures.loss, along_loss), tuple(ends))
 
     def _with_blocks(self, updates: CarriedUpdates, figures: Figures, along: Tensor) -> Figures:
-        """Return figures by one loss with contributions by block, from slopes ``[b, m]``."""
+        """Return figures by one loss with contributions by block; ``along`` is ``[b, m]``."""
         by_block = block_contributions(
             along, updates.applied, self.block_weights, figures.contribution
         )  # [b, m]
         return replace(figures, blocks=by_block.T)
 
     def _middle(self, taken: TakenRound) -> _MiddleOfStep:
-        """Return what is known in the middle of the step; one block's gradients are held."""
+        """Return gradients and slopes in the middle of the step.
+
+        Block by block, so that the gradients of a single block are in memory at a time.
+        """
         params, buffers = taken.model_at(_MIDDLE)
         squared_norms = [
             torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in taken.in_step
         ]
-        along: list[list[Tensor]] = [[] for _ in taken.in_step]  # By round, by block.
-        wholes = [torch.zeros_like(params) for _ in range(1 + len(self.noise_ends))]  # [d] each
+        along: list[list[Tensor]] = [[] for _ in taken.in_step]  # By round in the step, by block.
+        # The gradients of all examples, [d] each, by loss: weighted means over the blocks.
+        wholes = [torch.zeros_like(params) for _ in range(1 + len(self.noise_ends))]
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
             gradients = self.noise_ends.with_loss(block, params, buffers)
             for whole, gradient in zip(wholes, gradients, strict=True):
@@ -247,8 +277,11 @@ class RoundAttributor:
         return _MiddleOfStep(wholes, [torch.stack(of_blocks) for of_blocks in along])
 
     def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Figures:
-        """Return what updates that nobody sees contributed: one product, with the mean gradient."""
-        (rule,) = self.quadratures
+        """Return what masked updates contributed.
+
+        They allow one inner product a round, so it is taken with the mean gradient along the step.
+        """
+        (rule,) = self.quadratures  # why_updates_are_read excludes several rules, and momentum.
         (updates,) = taken.in_step
         mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
@@ -259,22 +292,23 @@ class RoundAttributor:
         return _figures(updates, values[:, None])
 
     def _gradient(self, taken: TakenRound, node: float) -> Tensor:
-        """Return the gradient ``[d]`` at a point of the way."""
+        """Return the gradient ``[d]`` of the loss at a point of the step."""
         if node in (0.0, 1.0):
             return taken.at_models[int(node)].result().gradient
         return self.validation.gradient(*taken.model_at(node))
 
     def _gradients(self, taken: TakenRound, node: float) -> list[Tensor]:
-        """Return the gradient ``[d]`` at a point, and those at the ends of the wrong labels."""
+        """Return the gradient ``[d]`` of the loss at a point, then the gradient for each end."""
         if node in (0.0, 1.0):
             return [self._gradient(taken, node), *self.noise_ends.at_model(*taken.model_at(node))]
         return self.noise_ends.with_loss(self.validation, *taken.model_at(node))
 
     def _slopes(self, taken: TakenRound, node: float, middle: list[Tensor] | None) -> list[Tensor]:
-        """Return how fast losses fall along each round's updates and basis, [1 + c + ends, m + k].
+        """Return how fast losses fall along the updates and the basis of each round in the step.
 
-        They are the loss itself, that of each class, and those at the ends of the share of wrong
-        labels. ``middle`` are the gradients in the middle of the step, where they are known.
+        One tensor ``[1 + c + ends, m + k]`` for each round. The losses are the loss itself, the
+        part of it that comes from each of the c classes, and the loss for each end of the share of
+        wrong labels. ``middle`` are the gradients in the middle of the step, where they are known.
         """
         if middle is not None and node == _MIDDLE:
             gradients = middle
@@ -286,7 +320,7 @@ class RoundAttributor:
             share = one_class.total_weight / self.validation.total_weight
             if share:
                 of_classes.append(one_class.gradient(*taken.model_at(node)) * share)
-            else:  # The loss gives the class weight 0: its examples have no mean.
+            else:  # The loss gives the class the weight 0: there is no mean loss over it.
                 of_classes.append(torch.zeros_like(loss_gradient))
         all_gradients = [loss_gradient, *of_classes, *at_ends]
         return [_slopes_along(updates, all_gradients) for updates in taken.in_step]
@@ -294,9 +328,13 @@ class RoundAttributor:
     def _integrated(
         self, updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature
     ) -> FiguresByLoss:
-        """Return what slopes ``[nodes, 1 + c + ends, m + k]`` come to: of the loss, of each end."""
+        """Return the figures of a round's updates, integrated from slopes by a quadrature rule.
+
+        ``at_nodes`` are the slopes ``[nodes, 1 + c + ends, m + k]``.
+        """
         applied = updates.applied.double()
         num_basis = at_nodes.shape[2] - len(applied)
+        # Along the basis, steps of length 1 are integrated.
         factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
         values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
         num_losses = 1 + len(self.classes)
@@ -306,7 +344,7 @@ class RoundAttributor:
 
 
 def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tensor:
-    """Return the slopes ``[g, m + k]`` along updates and their basis, for each gradient."""
+    """Return the slopes along m updates and their basis of k vectors, ``[gradients, m + k]``."""
     rows = []
     for gradient in gradients:
         along = slopes(updates.updates, gradient)  # [m]
@@ -317,10 +355,16 @@ def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tenso
 
 
 def _figures(updates: CarriedUpdates, values: Tensor) -> Figures:
-    """Return what updates contributed ``[m + k, 1 + c]``, and what of it is credited.
+    """Return what updates contributed by one loss, and what is credited of that.
 
-    ``values`` are those of the m updates, then of a step along each of the basis; first by the loss
-    itself, then by each of its classes.
+    Parameters
+    ----------
+    updates : CarriedUpdates
+        The m updates of a round.
+    values : Tensor
+        ``[m + k, 1 + c]``: the contributions of the m updates, then of a step of length 1 along
+        each of the k vectors of the basis. The first column is by the loss itself, the others are
+        by its c classes.
     """
     num_members = len(updates.members)
     contributed = values[:num_members]
@@ -328,18 +372,19 @@ def _figures(updates: CarriedUpdates, values: Tensor) -> Figures:
     credit = updates.credit
     if credit is not None:
         along_basis = values[num_members:, 0]  # [k]
+        # What the excess along the last steps contributed, b_i [m].
         returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
         within_bounds = credited(within_bounds, credit.kept, returned)
     return Figures(
         credited=within_bounds,
         contribution=contributed[:, 0],
         classes=contributed[:, 1:],
-        blocks=contributed[:, :0],
+        blocks=contributed[:, :0],  # None yet.
     )
 
 
 def _noise_end(figures: Figures, place: int) -> NoiseEnd:
-    """Return a member's figures at one end of the share of wrong labels."""
+    """Return one member's figures for one end of the share of wrong labels."""
     return NoiseEnd(
         contribution=float(figures.contribution[place]),
         credited=figures.credited_with(place),
@@ -348,11 +393,11 @@ def _noise_end(figures: Figures, place: int) -> NoiseEnd:
 
 
 def _members_of(in_step: Sequence[CarriedUpdates]) -> list[MemberKey]:
-    """Return whose updates are in a step, in order.
+    """Return the members whose updates are in a step, sorted by partition id.
 
-    A member counts under the partition that it claimed last: a claim may change.
+    A member may claim another partition than in an earlier round: its latest claim counts.
     """
-    last_claim: dict[int, MemberKey] = {}
+    last_claim: dict[int, MemberKey] = {}  # By client id; later rounds overwrite earlier ones.
     for updates in reversed(in_step):
         for member in updates.members:
             last_claim[member.client_id] = member
@@ -364,9 +409,16 @@ def _sums_by_member(
     contributed: Sequence[FiguresByLoss],
     members: Sequence[MemberKey],
 ) -> FiguresByLoss:
-    """Return each member's sums over the rounds in a step, one or more.
+    """Return each member's figures, summed over one or more rounds in a step.
 
-    ``contributed`` are the figures of each round in the step.
+    Parameters
+    ----------
+    in_step : sequence of CarriedUpdates
+        The updates of these rounds.
+    contributed : sequence of FiguresByLoss
+        Their figures, round by round.
+    members : sequence of MemberKey
+        The members, in the order of the rows that are returned.
     """
     places = {member.client_id: place for place, member in enumerate(members)}
     of_rounds = []
@@ -382,9 +434,10 @@ def _sums_by_member(
 def _member_credits(
     newest: CarriedUpdates, sums: Figures, members: Sequence[MemberKey]
 ) -> list[MemberCredit | None]:
-    """Return what each member is credited with, where that is bounded.
+    """Return what each member is credited with; ``None`` for each if credit is not bounded.
 
-    A member that sent no update in this round has none that compares with what is usual.
+    A member that sent no update in this round has a credit for its earlier updates, and 0 for the
+    figures that compare its update with what is usual.
     """
     credit = newest.credit
     if credit is None:
@@ -411,7 +464,7 @@ def _member_credits(
 
 
 def _descent(taken: TakenRound) -> Descent | None:
-    """Return what the gradients at both ends say of a round's step, where both are there."""
+    """Return what the gradients at both ends say about a step; ``None``: one is missing."""
     before, after = taken.at_models
     if before.exception() or after.exception():
         return None
@@ -420,8 +473,8 @@ def _descent(taken: TakenRound) -> Descent | None:
 
 
 def _loss(at_model: Future[LossAndGradient]) -> float:
-    """Return the loss at one of the two models; NaN where the model has diverged."""
-    # Whatever it is that a user's loss raises, the round before was combined without it.
+    """Return the loss at one of the two models; NaN if computing it raised an error."""
+    # An error, of a user's own loss say, must not end the run: attribution only observes it.
     if at_model.exception():
         return math.nan
     return at_model.result().loss

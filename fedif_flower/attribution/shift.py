@@ -1,23 +1,23 @@
 r"""What contributions and shares would be on a held-out set with another mix of classes.
 
-A member's contribution is a mean over held-out examples, so it is a mean over classes of what it
-contributed to each class's own mean loss, :math:`c_{ik}`, weighed by how frequent the classes are
-among the examples, :math:`p_k`. With another mix q it would be
+Member i's contribution is a mean over the held-out examples. So it is also a weighted mean over
+classes: of :math:`c_{ik}`, what the member contributed to the mean loss of class k, with weights
+:math:`p_k`, the class's share of the examples. With another mix q of the classes it would be
 
 .. math:: c_i(q) = \sum_k q_k c_{ik} = \sum_k \frac{q_k}{p_k} a_{ik},
           \qquad a_{ik} = p_k c_{ik}, \qquad \sum_k a_{ik} = c_i(p).
 
-The columns ``contribution_class_k`` of ``attribution.csv`` are :math:`a_{ik}`: they are weighed by
-:math:`p_k` already, and add up to the contribution. All functions here take them so, as
-``by_class``.
+The columns ``contribution_class_k`` of ``attribution.csv`` hold :math:`a_{ik}`, which are weighted
+by :math:`p_k` already and add up to the contribution. All functions here take these values as
+contributions (or credits) by class.
 
-How far a mix is from the held-out set's is told by its chi-square distance
+The chi-square distance says how far a mix q is from the held-out set's mix p:
 
 .. math:: \chi^2(q, p) = \sum_k \frac{(q_k - p_k)^2}{p_k}.
 
-A class that the held-out set lacks has :math:`p_k = 0`: no mix that holds it is at a finite
-distance, and nobody's contribution to it is known. One to which the loss gives the weight 0 has
-:math:`p_k = 0` as well, and nobody contributes to it, whatever the mix: it is left out.
+A class that the held-out set lacks has :math:`p_k = 0`. No mix with such a class is at a finite
+distance, and nobody's contribution to the class is known. A class to which the loss gives the
+weight 0 has :math:`p_k = 0` as well. Nobody contributes to it, whatever the mix: it is left out.
 
 References
 ----------
@@ -37,21 +37,22 @@ from numpy.typing import NDArray
 from fedif_flower.errors import ValuationError, require
 
 Array = NDArray[np.float64]
-_EQUAL = 1e-12  # Values that differ by less, in parts of the largest, do not differ.
-_MOST_STEPS = 100  # Of Dinkelbach's method, which needs five or so.
+_EQUAL = 1e-12  # Values that differ by less, relative to the largest, count as equal.
+_MOST_STEPS = 100  # Iterations of Dinkelbach's method, which usually needs five.
 
 
 class Swap(NamedTuple):
-    """The least change of the classes at which one member is level with another.
+    """The smallest change of the class mix at which one member has contributed as much as another.
 
     Attributes
     ----------
     distance : float
-        The mix's chi-square distance from the held-out set's; infinite: no mix will do.
+        The chi-square distance of that mix from the held-out set's; infinite: there is no such mix.
     mix : NDArray, optional
-        ``[C]``: q, which reaches it; ``None``: there is none.
+        ``[C]``: that mix, q; ``None``: there is none.
     ratios : NDArray, optional
-        ``[C]``: :math:`q_k / p_k`, how many times as frequent each class is there.
+        ``[C]``: :math:`q_k / p_k`, how many times as frequent each class is in that mix; 1 for
+        classes that are left out.
     """
 
     distance: float
@@ -60,18 +61,18 @@ class Swap(NamedTuple):
 
     @property
     def most_moved(self) -> int | None:
-        """The class whose ratio is farthest from 1; ``None``: no mix will do."""
+        """The class whose ratio is farthest from 1; ``None``: there is no such mix."""
         if self.ratios is None:
             return None
         return int(np.abs(self.ratios - 1).argmax())
 
     def words(self, ahead: str, behind: str) -> str:
-        """Say it in a sentence without its full stop.
+        """Return the swap as a sentence without its full stop.
 
         Parameters
         ----------
         ahead, behind : str
-            What the two members are called.
+            The names of the two members.
         """
         label = self.most_moved
         if self.ratios is None or label is None:
@@ -83,36 +84,39 @@ class Swap(NamedTuple):
 
 
 def share_intervals(credited: Array, contributed: Array, mix: Array, radius: float) -> Array:
-    r"""Return between which values shares lie, for all mixes near the held-out set's.
+    r"""Return each member's lowest and highest share over all mixes near the held-out one.
 
-    .. math:: s_i(q) = \frac{\hat c_i(q)}{D(q)}, \qquad
+    .. math:: s_i(q) = \frac{\hat c_i(q)}{D(q)}, \qquad \chi^2(q, p) \le \rho, \qquad
               D = \sum_{j:\, \hat c_j(p) > 0} \hat c_j
-              \quad\text{or}\quad \sum_j c_j, \text{ which is larger at } p
+              \quad\text{or}\quad \sum_j c_j, \text{ whichever is larger at } p
 
-    Who is paid, and which whole they have a share of, is as with the held-out mix: so a share is
-    linear-fractional in q, and its ends are found exactly (Dinkelbach's method: a few ends of
-    linear functions). Where nothing would be gained with some mix of the ball, it bounds no share.
+    with :math:`\hat c_i` member i's credit. The held-out mix p decides who is paid, and which of
+    the two sums D is. So a share is a ratio of two linear functions of q, and its extremes over the
+    ball of mixes are exact (Dinkelbach's method, which maximises a linear function a few times).
+    If D is 0 or negative for some mix of the ball, shares are not bounded: 0 to 1 is returned.
 
     Parameters
     ----------
     credited, contributed : NDArray
-        ``[n, C]``: what members are credited with, and contributed, by class.
+        ``[n, C]``: members' credits and contributions by class.
     mix : NDArray
-        ``[C]``: p, each class's part of the held-out examples, > 0; they sum to 1.
+        ``[C]``: p, each class's share of the held-out examples; they sum to 1. A share may be 0
+        where nobody has credit or contribution.
     radius : float
         :math:`\rho \ge 0`.
 
     Returns
     -------
     NDArray
-        ``[n, 2]``, in [0, 1]; ``[0, 0]`` for members that are paid nothing.
+        ``[n, 2]``, in [0, 1]; ``[0, 0]`` for members without a positive credit.
 
     Raises
     ------
     ValuationError
-        If a class has no example, naming it, or the shapes do not fit.
+        If a class that somebody contributed to has no example, if the shapes do not fit, or if the
+        mix does not sum to 1.
     ConfigError
-        If the radius is negative.
+        If the radius is negative or not finite.
 
     References
     ----------
@@ -129,7 +133,7 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
     whole = credited[is_paid].sum(axis=0)  # [C]
     if contributed.sum() > whole.sum():
         whole = contributed.sum(axis=0)
-    whole = whole / shares  # Of each class's own mean loss.
+    whole = whole / shares  # By each class's own mean loss.
     least_whole = _farthest_mix(-whole, shares, radius) @ whole
     if least_whole <= 0:
         ends[is_paid] = 0.0, 1.0
@@ -143,33 +147,35 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
 
 
 def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
-    r"""Return the least change of the classes at which two members have contributed the same.
+    r"""Return the smallest change of the class mix at which two members have contributed the same.
 
     .. math:: \rho^* = \min_{q \ge 0,\, \sum q = 1} \chi^2(q, p)
               \quad\text{where}\quad \sum_k q_k d_k = 0, \qquad d_k = c_{ik} - c_{jk}
 
-    With :math:`D = \sum_k p_k d_k = c_i - c_j`, and while :math:`q \ge 0` holds by itself
-    (Cauchy-Schwarz),
+    with i the member that is ahead and j the other one. Let :math:`D = \sum_k p_k d_k = c_i - c_j`.
+    By Cauchy-Schwarz the solution without the constraint :math:`q \ge 0` is
 
     .. math:: \rho^* = \frac{D^2}{\operatorname{Var}_p(d)}, \qquad
               q_k = p_k \Big(1 - \frac{D}{\operatorname{Var}_p(d)} (d_k - D)\Big).
 
-    Beyond that, the classes that would be below 0 are at 0, and the same holds among the others: of
-    a set A of classes with the part P of the examples, their mean m and variance v,
-    :math:`1 + \rho^* = (1 + m^2 / v) / P`. Where the member that is ahead is so in every class, no
-    mix puts the other one ahead.
+    If some :math:`q_k` were negative, these classes are set to 0, and the same formula holds among
+    the others. For a set of classes with the share P of the examples, and with mean m and variance
+    v of d among them, :math:`1 + \rho^* = (1 + m^2 / v) / P`. If the member that is ahead is ahead
+    in every class, there is no such mix.
 
     Parameters
     ----------
     ahead, behind : NDArray
-        ``[C]``: what the two contributed, by class; the first no less in all.
+        ``[C]``: what the two members contributed, by class. The sum of the first is no less.
     mix : NDArray
-        ``[C]``: p, each class's part of the held-out examples, > 0; they sum to 1.
+        ``[C]``: p, each class's share of the held-out examples; they sum to 1. A share may be 0
+        where neither member contributed.
 
     Raises
     ------
     ValuationError
-        If a class has no example, naming it, the shapes do not fit, or the first contributed less.
+        If a class that one of them contributed to has no example, if the shapes do not fit, if the
+        mix does not sum to 1, or if the first member contributed less.
     """
     shares, weighs = _mix_of(np.stack([ahead, behind]), mix)
     gap = (ahead - behind)[weighs]  # [C]
@@ -178,6 +184,7 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
     if math.fsum(gap) == 0:
         return _swap_to(shares, shares, weighs)
     differences = gap / shares  # d [C]
+    # The mix does not depend on the scale of d; _EQUAL does.
     differences = differences / np.abs(differences).max()
     smallest_first = np.argsort(differences, kind="stable")
     for size in range(len(shares), 0, -1):
@@ -186,7 +193,7 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
         if part.variance > 0:
             ratios = 1 - (differences[active] - part.mean) * part.mean / part.variance
         elif part.mean > _EQUAL:
-            break  # In no class is the other one ahead.
+            break  # The other member is ahead in none of the classes.
         else:
             ratios = np.ones(size)
         if ratios.min() >= 0:
@@ -195,7 +202,15 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
 
 
 def _swap_to(reached: Array, shares: Array, weighs: NDArray[np.bool_]) -> Swap:
-    """Return a swap at a mix ``[k]`` of those classes ``[C]`` that weigh something."""
+    """Return the swap at a mix of the classes that are not left out.
+
+    Parameters
+    ----------
+    reached, shares : NDArray
+        ``[k]``: that mix, and the held-out set's, of the k classes that are not left out.
+    weighs : NDArray
+        ``[C]``: which classes are not left out.
+    """
     distance = float(((reached - shares) ** 2 / shares).sum())
     mix = np.zeros(len(weighs))
     mix[weighs] = reached
@@ -205,7 +220,7 @@ def _swap_to(reached: Array, shares: Array, weighs: NDArray[np.bool_]) -> Swap:
 
 
 class _Moments(NamedTuple):
-    """A set of classes' part of the examples; mean and variance of values in it."""
+    """A set of classes' share of the examples, and mean and variance of values over the set."""
 
     weight: float
     mean: float
@@ -213,11 +228,11 @@ class _Moments(NamedTuple):
 
 
 def _moments(values: Array, shares: Array) -> _Moments:
-    """Return the moments of values ``[k]``, whose sizes are 1 at most, with weights ``[k]``."""
+    """Return the moments of values ``[k]`` in [-1, 1], weighted by shares ``[k]``."""
     weight = float(shares.sum())
     mean = float(shares @ values) / weight
     variance = float(shares @ (values - mean) ** 2) / weight
-    # What is left of equal values is the rounding of their mean.
+    # Equal values have a variance of 0, but for the rounding of their mean.
     if variance <= _EQUAL**2:
         variance = 0.0
     return _Moments(weight, mean, variance)
@@ -226,10 +241,12 @@ def _moments(values: Array, shares: Array) -> _Moments:
 def _farthest_mix(values: Array, shares: Array, radius: float) -> Array:
     r"""Return the mix q ``[C]`` in the ball with the largest :math:`\sum_k q_k v_k`.
 
-    Its ratios to the held-out shares are :math:`(v_k - \nu)_+` up to a factor. Among the classes A
-    above :math:`\nu`, with mean m, variance v and weight P,
-    :math:`m - \nu = \sqrt{v / (P (1 + \rho) - 1)}`. The classes are tried from all of them down to
-    the one of the largest value: whenever the lowest of A has a ratio below 0, it is at 0.
+    The ball holds all mixes within the chi-square distance ``radius``, :math:`\rho`, of ``shares``,
+    p; ``values`` are :math:`v_k`. The solution is :math:`q_k \propto p_k \max(v_k - \nu, 0)` for
+    some :math:`\nu`. Let A be the classes with :math:`v_k > \nu`, with mean m and variance v of the
+    values among them and with the share P of the examples. Then
+    :math:`m - \nu = \sqrt{v / (P (1 + \rho) - 1)}`. A is first taken to be all classes; while the
+    class with the lowest value in it would have a negative ratio, it is removed.
     """
     largest = np.abs(values).max()
     if largest == 0:
@@ -245,10 +262,20 @@ def _farthest_mix(values: Array, shares: Array, radius: float) -> Array:
 
 
 def _ratios_within(values: Array, shares: Array, active: NDArray[np.intp], radius: float) -> Array:
-    """Return by how much each active class is changed, where all others are at 0: ``[k]``.
+    """Return the ratios ``[k]`` of the best mix of some classes to the held-out mix.
 
-    Those of the mix in the ball with the largest sum, up to a factor; below 0 where a class is
-    active that ought to be at 0. Of one class, and of equal values, they are 1.
+    The best mix is the one of :func:`_farthest_mix`. Ratios are up to a common factor. A negative
+    ratio says that one active class too many was given. If all values are equal, or there is one
+    class, the ratios are 1.
+
+    Parameters
+    ----------
+    values, shares : NDArray
+        ``[C]``: v and p.
+    active : NDArray
+        ``[k]``: the indices of the classes in the best mix; all others are at 0.
+    radius : float
+        The ball's.
     """
     part = _moments(values[active], shares[active])
     ratios = np.ones(len(active))
@@ -259,7 +286,10 @@ def _ratios_within(values: Array, shares: Array, active: NDArray[np.intp], radiu
 
 
 def _spread_out(active: NDArray[np.intp], ratios: Array, shares: Array) -> Array:
-    """Return the mix ``[C]`` with these ratios, up to a factor, in some classes and 0 elsewhere."""
+    """Return the mix ``[C]`` with these ratios in the active classes, and 0 in all others.
+
+    ``ratios`` [k] are ratios to ``shares`` up to a common factor.
+    """
     mix = np.zeros_like(shares)
     mix[active] = shares[active] * ratios
     spread: Array = mix / mix.sum()
@@ -267,7 +297,12 @@ def _spread_out(active: NDArray[np.intp], ratios: Array, shares: Array) -> Array
 
 
 def _largest_ratio(values: Array, whole: Array, shares: Array, radius: float) -> float:
-    """Return the largest ratio of two sums over classes in the ball; the second is > 0 there."""
+    """Return the largest ratio of two linear functions of the mix in the ball.
+
+    They are the sums of ``values`` and of ``whole`` over classes, ``[C]`` each, weighted by the
+    mix. The second is positive in all of the ball.
+    """
+    # Dinkelbach: the ratio rises until no mix makes values - ratio * whole positive.
     ratio = float(shares @ values) / float(shares @ whole)
     for _ in range(_MOST_STEPS):
         farthest = _farthest_mix(values - ratio * whole, shares, radius)
@@ -279,9 +314,24 @@ def _largest_ratio(values: Array, whole: Array, shares: Array, radius: float) ->
 
 
 def _mix_of(by_class: Array, mix: Array, *more: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the shares ``[k]`` of the classes that weigh something, and which ``[C]`` they are.
+    """Return the shares ``[k]`` of the classes that are not left out, and which ``[C]`` these are.
 
-    A class without a share weighs something if anything is contributed to it, in ``more`` too.
+    A class is left out if its share is 0 and nobody contributed to it.
+
+    Parameters
+    ----------
+    by_class : NDArray
+        ``[n, C]``: contributions by class.
+    mix : NDArray
+        ``[C]``: each class's share of the held-out examples.
+    *more : NDArray
+        ``[n, C]``: further figures by class, such as credits.
+
+    Raises
+    ------
+    ValuationError
+        If a class that somebody contributed to has no example, if the shapes do not fit, or if the
+        mix does not sum to 1.
     """
     shares = np.asarray(mix, dtype=np.float64)
     if by_class.ndim != 2 or shares.shape != by_class.shape[1:] or not len(shares):
