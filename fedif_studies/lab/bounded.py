@@ -1,4 +1,4 @@
-"""Any rule of weights with the same bounds, whatever its own defaults are."""
+"""A strategy that gives any other strategy the same bounds, whatever its own defaults are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedif_flower.stages.loss_bound import DESCENT_STEPS
 from fedif_flower.strategies.registry import StrategyParts, build_named, gives_coefficients
 from fedif_studies.names import NAMES
 
-RULE = f"{__name__}:rule"  # As a run config names it.
+RULE = f"{__name__}:rule"  # The strategy's name in a run config.
 
 
 def rule(
@@ -22,10 +22,11 @@ def rule(
         Literal["none", "length", "own", "full"], Setting("on lengths and loss")
     ] = "none",
 ) -> ScreenedStrategy:
-    """Return a strategy with these bounds.
+    """Return a named strategy with these bounds on updates and steps.
 
-    ``length`` is a :class:`Clip`; ``own`` also a :class:`LossBound` that tries shares of the step;
-    ``full`` one that tries other weights too.
+    ``length`` clips updates at twice their usual length (:class:`Clip`). ``own`` also bounds the
+    validation loss after a step, by a :class:`LossBound` that tries shorter steps. The
+    :class:`LossBound` of ``full`` tries a step by other weights too.
     """
     stages: list[Stage] = []
     if bounds != "none":
@@ -40,17 +41,20 @@ def rule(
 
 
 def bounds_of(weights: str) -> tuple[str, str]:
-    """Return no bounds, and the most that go with a rule: without weights there is no step."""
+    """Return ``"none"`` and the strictest bounds that a rule can have.
+
+    ``"full"`` needs a rule that gives updates weights. Any other rule has ``"length"`` at most.
+    """
     if can_be_attributed(weights):
         return ("none", "full")
     return ("none", "length")
 
 
 def can_be_attributed(weights: str) -> bool:
-    """Tell whether a rule gives updates coefficients."""
+    """Tell whether a rule's step is a sum of updates with coefficients, as attribution needs."""
     return gives_coefficients(_configured_name(weights))
 
 
 def _configured_name(weights: str) -> str:
-    """Return the name by which a run config knows a rule."""
+    """Return a rule's name in a run config."""
     return NAMES.get(weights, weights)

@@ -1,4 +1,4 @@
-"""The cells of a grid: one federation each, where its data and its result lie."""
+"""A cell of a grid is one federation: its settings, its data and the folder of its result."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fedif_flower.tasks.images import settled
 from fedif_flower.words import listed
 from fedif_studies.rows import machine, revision
 
-LABEL = "cell.json"
-_AND = " and "  # Between the revisions of a run that was stopped.
+LABEL = "cell.json"  # In a run's folder: what the run's settings do not say, see Cell.label.
+_AND = " and "  # Joins the revisions of a run that was stopped and went on with other code.
 _UNKNOWN = "unknown"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
 
@@ -36,18 +36,19 @@ class Cell:
     Attributes
     ----------
     group : str
-        The table or sweep it was made for.
+        The table or sweep that it was made for.
     name : str
-        What it is called there; unique in the group.
+        Its name in the group, which no other cell of the group has.
     config : RunConfig
         Every setting; ``config.run_dir`` is where the result goes.
     data : str
-        What its data set is called in a report, such as ``"CIFAR-10 (JPEG)"``.
+        The name of its data set in a report, such as ``"CIFAR-10 (JPEG)"``.
     modules : mapping of str to str
-        The code beside the library that its names stand for: a hash of each module.
+        A hash of each module outside the library that its settings name, such as a user's own
+        strategy.
     is_timed : bool
-        Its figures are seconds, which depend on what ran beside it: no other group's run of the
-        same settings stands for it.
+        Whether its figures are seconds. Seconds depend on what else the machine does, so a run of
+        another group never stands for a timed cell, even with the same settings.
     """
 
     group: str
@@ -59,11 +60,11 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """The hash that ends the name of its directory."""
+        """The hash at the end of its directory's name."""
         return self.config.run_name.rpartition("-")[2]
 
     def require_unchanged(self) -> None:
-        """Raise ConfigError if a module is another one than when the cell was made."""
+        """Raise ConfigError if one of ``modules`` was edited after the cell was made."""
         now = modules_of(self.config)
         for name in sorted(self.modules.keys() | now.keys()):
             before = self.modules.get(name, "none")
@@ -80,7 +81,7 @@ class Cell:
         Parameters
         ----------
         goes_on : bool
-            Its first rounds are those of an earlier start, whose revision counts too.
+            Whether an earlier process ran the first rounds: its revision is kept beside this one's.
         """
         file = JsonFile(self.config.run_dir / LABEL)
         revisions = [loaded_revision()]
@@ -99,7 +100,7 @@ class Cell:
 
 @cache
 def loaded_revision() -> str:
-    """Return the revision that this process has loaded; a later one may be checked out by now."""
+    """Return the revision at the first call: another may be checked out while the process runs."""
     return revision()
 
 
@@ -112,24 +113,24 @@ def make_cell(
     *,
     is_timed: bool = False,
 ) -> Cell:
-    """Return a cell whose directory is ``<output>/<group>/<name>-<hash>``.
+    """Return a cell whose directory is ``<output_dir>/<group>/<name>-<hash>``.
 
-    The hash covers every setting that can change the result, what is attributed to members, the
-    pixels and labels of the data set, and the code beside the library that its names stand for,
-    such as a rule of your own: a directory that exists is the result of these and of no others.
+    The hash covers every setting that can change the result, the settings of attribution, the
+    pixels and labels of the data set, and the modules outside the library that the settings name,
+    such as a user's own rule. A directory that exists is therefore a result of exactly these.
 
     Parameters
     ----------
     group, name : str
         The table or sweep, and the cell's name in it.
     settings : Mapping[str, Scalar]
-        A complete run config, as of ``flwr run``.
+        A complete run config, as ``flwr run`` takes it.
     output_dir : Path
         Under it lies one directory per group.
     data : str
-        The data set's name in a report; empty: as in ``dataset``.
+        The data set's name in a report; if empty, the name that the settings give it.
     is_timed : bool
-        As of :class:`Cell`.
+        Whether the cell's figures are seconds, see :class:`Cell`.
 
     Raises
     ------
@@ -151,7 +152,10 @@ def make_cell(
 
 
 def _attribution_of(config: RunConfig) -> dict[str, Scalar]:
-    """Return the settings by which members are credited: the model does not depend on them."""
+    """Return the settings of attribution, which ``config.digest()`` does not cover.
+
+    They change what members are credited with, but not the model.
+    """
     sections = (config.section(CreditSettings), config.section(UpdatesSettings))
     settings: dict[str, Scalar] = {"attribution": config.attribution}
     for section in sections:
@@ -160,9 +164,10 @@ def _attribution_of(config: RunConfig) -> dict[str, Scalar]:
 
 
 def find_result(cell: Cell) -> Path | None:
-    """Return where a cell's complete result lies.
+    """Return the directory of a cell's complete result; ``None`` if there is none.
 
-    Another table may have needed the same cell; of a timed one it is none of its results.
+    Another group may have run a cell with the same digest: its result counts, unless this cell is
+    timed.
     """
     if RunFolder(cell.config.run_dir).is_complete():
         return cell.config.run_dir
@@ -176,7 +181,7 @@ def find_result(cell: Cell) -> Path | None:
 
 
 def is_of_other_code(cell: Cell) -> bool:
-    """Tell whether a cell's complete result was measured by other code than there is now."""
+    """Tell whether a cell has a complete result that was measured by code other than today's."""
     run_dir = find_result(cell)
     if run_dir is None:
         return False
@@ -187,7 +192,7 @@ def is_of_other_code(cell: Cell) -> bool:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells without those that the result of an earlier one stands for."""
+    """Return the cells, less those that share the result of an earlier one."""
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
         group = cell.group if cell.is_timed else ""
@@ -196,14 +201,14 @@ def distinct(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
-    """Return what must be said beside a table of cells, a sentence each.
+    """Return remarks on a table of cells: which are missing, failed, not attacked or shared.
 
     Parameters
     ----------
     cells : sequence of Cell
-        All that were asked for.
+        All cells that were asked for.
     measured : collection of Path
-        The directories of the runs in the table.
+        The directories of the runs that the table shows.
     """
     distinct_cells = distinct(cells)
     missing = []
@@ -236,10 +241,11 @@ def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
 
 
 def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
-    """Return the settings that name a data set, and what to call it in a report.
+    """Return the settings that name a data set, and its name in a report.
 
-    CIFAR-10 as folders of images, ``train/<class>/`` and ``test/<class>/`` in ``data_dir`` or in
-    its ``cifar10``, is taken where it lies there; it is called JPEG if that is what the files are.
+    If ``data_dir``, or its subfolder ``cifar10``, holds CIFAR-10 as folders of images
+    (``train/<class>/`` and ``test/<class>/``), these images are the data set. Its name then says
+    whether they are JPEG files.
     """
     title = title_of_data(dataset)
     if not data_dir:
@@ -254,12 +260,12 @@ def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
 
 
 def title_of_data(dataset: str) -> str:
-    """Return what a data set is called in a report."""
+    """Return the name of a data set in a report."""
     return _TITLES.get(dataset, dataset)
 
 
 def _kind_of_images(folder: Path) -> str:
-    """Return what a folder of CIFAR-10's images is called: JPEG if its files are."""
+    """Return ``"JPEG"`` if a folder of CIFAR-10's images has such files, else "image folder"."""
     image = next((folder / "train" / "airplane").iterdir(), Path())
     if image.suffix.lower() in (".jpg", ".jpeg"):
         return "JPEG"

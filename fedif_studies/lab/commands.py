@@ -1,4 +1,4 @@
-"""The commands ``fedif sweep`` and ``fedif compare``, and what the commands of grids share."""
+"""The commands ``fedif sweep`` and ``fedif compare``, and the options that all grids share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OutputDir = Annotated[Path, typer.Option(help="where results go")]
 
 
 def run_study(study: Callable[..., None]) -> None:
-    """Carry out a study's function as a program of its own, with its arguments as options."""
+    """Run a study's function as a command-line program, with its arguments as options."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(study)
     end_by_a_line(program)
@@ -47,9 +47,9 @@ def sweep(
     from fedif_studies.lab.sweep_report import report_sweep
 
     cells = read_sweep(spec, RunConfig.defaults(), output_dir)
-    swept = swept_keys(spec)  # Now: the file may say something else when the cells are done.
+    swept = swept_keys(spec)  # Read before the cells run: somebody may edit the file meanwhile.
     complete = run_cells(cells, jobs, again=again)
-    measured: dict[Path, Measurement] = {}  # Cells may share a result.
+    measured: dict[Path, Measurement] = {}  # By folder, since cells may share a result.
     with report_held(output_dir):
         for run_dir in filter(None, map(find_result, cells)):
             measurement = read_measurement(run_dir)
@@ -91,7 +91,7 @@ def compare(
     table = beside(runs)
     curves = output_dir / "accuracy.png"
     differences = output_dir / "differences.png"
-    for earlier in (curves, differences):  # Of other runs.
+    for earlier in (curves, differences):  # An earlier comparison in this folder left them.
         earlier.unlink(missing_ok=True)
     measured: dict[str, Measurement] = {}
     for name, run_dir in zip(names_of(runs), run_dirs, strict=True):

@@ -1,4 +1,4 @@
-"""Named runs beside each other: what differs in their settings, and what came of them."""
+"""A table of named runs: the settings in which they differ, and their results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from fedif_studies.lab.shown_figures import FIGURES, shown_figures
 
 
 def compare(runs: Sequence[Run]) -> ResultTable:
-    """Return complete runs beside each other: the settings that differ, and what came of them.
+    """Return a table with a line for each run: the settings that differ, and the results.
 
-    Where one has bounds on its updates that another has not, a column names them, and says which
-    came with the strategy: a lead may be theirs.
+    Where runs have different bounds on updates, a column names the bounds and says which ones came
+    with the strategy: a better result may be due to them.
 
     Raises
     ------
     ConfigError
-        If one is unfinished or never evaluated its model, or they have different metrics.
+        If a run is unfinished or never evaluated its model, or if runs have different metrics.
     """
     measurements = _comparable(runs)
     configs = configs_of(measurements)
@@ -53,14 +53,14 @@ def compare(runs: Sequence[Run]) -> ResultTable:
 
 
 def _title_for(metric: str) -> str:
-    """Return what the table of runs that are measured by a metric is called."""
+    """Return the title of a table of runs that are measured by this metric."""
     if metric == ACCURACY:
         return f"test {metric}, %"
     return f"test {metric}"
 
 
 def _comparable(runs: Sequence[Run]) -> list[Measurement]:
-    """Return what runs measured, or refuse those that cannot stand beside each other."""
+    """Return the measurements of runs; raise ConfigError if they cannot be compared."""
     measurements = []
     for run in runs:
         measurement = read_measurement(run.folder.path) if run.summary else None
@@ -76,14 +76,14 @@ def _comparable(runs: Sequence[Run]) -> list[Measurement]:
 
 
 def _why_not(run: Run) -> str:
-    """Return why a run without figures has none."""
+    """Return why a run has no measurement."""
     if not run.summary:
         return f"is {UNFINISHED}"
     return "never evaluated its model on a validation and a test split"
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """Return what runs are called beside each other: by their paths where names are the same."""
+    """Return the names of runs, or their paths if two runs have the same name."""
     names = [run.name for run in runs]
     if len(set(names)) < len(names):
         return [str(run.folder.path) for run in runs]

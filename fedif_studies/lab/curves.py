@@ -1,4 +1,4 @@
-"""Accuracy over rounds: one picture per column, one line per row."""
+"""A picture of accuracies over rounds, with a line for each series of runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Curve = dict[int, float]
-"""By round, the accuracy after it."""
+"""The accuracy after each round, by the round's number."""
 
 
 def plot_curves(
@@ -26,20 +26,20 @@ def plot_curves(
     *,
     split: str = "test",
 ) -> bool:
-    """Draw the mean accuracy of each line's seeds, and the range between them.
+    """Draw each series as the mean of its runs, between their lowest and highest values.
 
-    Where tasks have another metric, the first run's is drawn.
+    The metric is that of the first run; runs with another metric are left out.
 
     Parameters
     ----------
     series : mapping of str to sequence of Measurement
-        What each line is called, and its runs.
+        The name of each line, and its runs.
     path : Path
         The PNG file.
     title : str
-        Above the picture.
+        The title above the picture.
     split : {"test", "validation"}
-        What the accuracy was measured on.
+        The split that the metric was measured on.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def _metric_of_first(series: Mapping[str, Sequence[Measurement]]) -> str:
 
 
 def _curves_of(measurements: Sequence[Measurement], metric: str, split: str) -> list[Curve]:
-    """Return the curve of each run that has this metric in some round; accuracies in percent."""
+    """Return the curve of each run with this metric and a value of it; accuracies in percent."""
     scale = 100 if metric == ACCURACY else 1
     curves = []
     for run in measurements:
@@ -91,7 +91,7 @@ def _curves_of(measurements: Sequence[Measurement], metric: str, split: str) -> 
 
 def _draw_line(axes: Axes, index: int, label: str, curves: Sequence[Curve]) -> None:
     """Draw the mean of the seeds' curves, and the range between them."""
-    # Runs need not be evaluated in the same rounds.
+    # Runs need not be evaluated in the same rounds: only rounds that all of them have are drawn.
     rounds = sorted(set.intersection(*map(set, curves)))
     means = []
     lowest = []

@@ -1,4 +1,4 @@
-"""In what runs differ: in settings, in the bounds on their updates, in data and code."""
+"""Differences between runs: in settings, in bounds on updates, in data and in code."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ _CLIPPING = "update-clipping"
 
 
 def varying(measurements: Sequence[Measurement], swept: Collection[str] = ()) -> list[str]:
-    """Return the settings, the seed aside, in which those runs differ that have them.
+    """Return the settings, other than the seed, in which runs differ.
 
-    Where a run wrote and read counts only if it is one of the keys that were ``swept``: another
-    folder has other data then.
+    Settings of a section are compared only among the runs that have them. Settings such as paths
+    (:data:`~fedif_studies.lab.measurements.PATHS`) count only if they are among the keys that were
+    ``swept``: another ``data-dir``, for example, then means other data.
     """
     return varying_in(configs_of(measurements), swept)
 
 
 def varying_in(configs: Sequence[Settings], swept: Collection[str]) -> list[str]:
-    """Return the settings in which those configs differ that have them; see :func:`varying`."""
+    """Return the settings in which run configs differ, as :func:`varying` does for runs."""
     keys = dict.fromkeys(itertools.chain.from_iterable(configs))
-    # That a run took the place of another is no part of what it measured either.
+    # Whether a run overwrote another one changes nothing about what it measured either.
     ignored = {*PATHS}.difference(swept) | {"overwrite", "seed", STAGES_KEY}
     return [key for key in keys if key not in ignored and _varies(key, configs)]
 
 
 def _varies(key: str, configs: Sequence[Settings]) -> bool:
-    """Return whether a setting differs; a section's key counts where the section was chosen."""
+    """Return whether a setting differs; a section's key is compared among configs that have it."""
     if "." in key:
         configs = [config for config in configs if key in config]
     return len({repr(config.get(key)) for config in configs}) > 1
 
 
 def bounds_in_words(settings: Mapping[str, Any]) -> str:
-    """Return the bounds that a run had on its updates."""
-    if STAGES_KEY in settings:  # Of an app of its own.
+    """Return the bounds that a run had on its updates, in words."""
+    if STAGES_KEY in settings:  # A run of a user's own app recorded its stages.
         return str(settings[STAGES_KEY])
     strategy = str(settings["strategy"])
     stages = list(map(repr, configured_bounds(strategy, _clipping(settings))))
@@ -55,7 +56,7 @@ def bounds_in_words(settings: Mapping[str, Any]) -> str:
 
 
 def bounds_and_whose(settings: Mapping[str, Any]) -> str:
-    """Return the bounds that a run had, and whether they came with its strategy."""
+    """Return a run's bounds in words, with "by default" if they are its strategy's defaults."""
     words = bounds_in_words(settings)
     strategy = str(settings.get("strategy", ""))
     if STAGES_KEY in settings or (strategy == RULE and settings["rule.bounds"] != "none"):
@@ -70,8 +71,8 @@ def _clipping(settings: Mapping[str, Any]) -> float:
 
 
 def have_other_bounds(measurements: Iterable[Measurement], axes: Collection[str]) -> bool:
-    """Tell whether runs differ in their bounds by more than the axes say."""
-    first_bounds: dict[float, str] = {}  # Of the first run with that clipping.
+    """Tell whether runs differ in their bounds in a way that the axes' columns do not show."""
+    first_bounds: dict[float, str] = {}  # The bounds of the first run with each clipping.
     for config in configs_of(measurements):
         # Where clipping is an axis, its column says already that these bounds differ.
         clipping = _clipping(config) if _CLIPPING in axes else 0.0
@@ -82,10 +83,10 @@ def have_other_bounds(measurements: Iterable[Measurement], axes: Collection[str]
 
 
 def other_origins(measurements: Sequence[Measurement]) -> list[str]:
-    """Return what else than settings may be behind differences of runs: their data and code.
+    """Return remarks if runs had different data or code, to which differences may be due as well.
 
-    What a run left no record of is not compared. A task may draw its data from the seed, so data
-    are compared among runs of one seed.
+    Runs without a record of their data or code are not compared. A task may draw its data from the
+    seed, so data are compared among runs of the same seed.
     """
     data_by_seed: dict[object, set[str]] = defaultdict(set)
     versions = set()
@@ -105,7 +106,7 @@ def other_origins(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def _origin_of(measurement: Measurement) -> dict[str, Any]:
-    """Return where a run's result comes from, as far as it wrote that down."""
+    """Return a run's record of its data and code; empty if it has none."""
     if measurement.run_dir is None:
         return {}
     return RunFolder(measurement.run_dir).provenance.read_if_there()

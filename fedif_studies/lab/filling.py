@@ -1,4 +1,4 @@
-"""A study's file of rows, filled: the cells without a row are measured, and theirs added."""
+"""Fills a study's CSV file: measures the cells that have no row, and adds their rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from fedif_studies.rows import (
 )
 
 Measure = Callable[[Any], Sequence[Row]]
-"""Takes a cell and returns what its rows have beside it; a function of a module."""
+"""Takes a cell and returns its rows, without the cell's own columns.
+
+It is a function of a module, as other processes have to import it.
+"""
 
 
 def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
-    """Return the cells without a row in a file: none has the same values in their columns."""
+    """Return the cells without a row: no row of the file has their values in their columns."""
     if not cells:
         return []
     columns = list(cells[0])
@@ -36,21 +39,22 @@ def missing(path: Path, cells: Sequence[Row]) -> list[Row]:
 
 
 def _place(row: Row, columns: Iterable[str]) -> tuple[object, ...]:
-    """Return a row's values in the columns of cells."""
+    """Return a row's values in these columns, in a form in which they can be compared."""
     return tuple(_comparable(row.get(column)) for column in columns)
 
 
 def _comparable(value: object) -> object:
-    """Return what a value and its text in a file have in common: ``1`` and ``"1.0"``."""
+    """Return a form in which a value equals its text in a file, as ``1`` equals ``"1.0"``."""
     text = "" if value is None else str(value)  # A file may have no column for an empty value.
-    # JSON writes truth in small letters; names that differ by case are two.
+    # JSON writes booleans in lower case, Python does not. Other text keeps its case, since two
+    # names may differ by it.
     if text.lower() in ("true", "false"):
         return text.lower()
     try:
         number = float(text)
     except ValueError:
         return text
-    # Python takes "1_0" for 10, and "nan" for what is not even itself: both are names here.
+    # float() reads "1_0" as 10, and NaN does not equal itself: both stay text here.
     if "_" in text or not math.isfinite(number):
         return text
     return number
@@ -59,31 +63,34 @@ def _comparable(value: object) -> object:
 def fill(
     path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1, again: bool = False
 ) -> bool:
-    """Measure the cells without a row in a file, and add theirs; return whether all are there.
+    """Measure the cells without a row in a file, add their rows, and return whether none failed.
 
-    Every row names the revision and the processor that it is from, and its seed. A signal ends it,
-    and what is running then is begun anew later; an error ends its own cell only.
+    Every row names its seed, and the revision and the processor that it was measured with. An error
+    ends its own cell only. A signal ends the call; a cell that was running then is measured from
+    its beginning by the next call.
 
     Parameters
     ----------
     path : Path
         The CSV file.
     cells : sequence of mapping
-        In the order in which they are begun; all have the same columns.
+        The cells, which are begun in this order. All have the same columns.
     measure : callable
-        Takes a cell and returns its rows' other columns; it runs in other processes. One of the two
-        has a column ``seed``.
+        Takes a cell and returns the other columns of its rows. It runs in other processes. Either
+        the cell or the rows that are returned have a column ``seed``.
     jobs : int
-        So many cells at a time, >= 1, each on one thread; 1: in this process.
+        How many cells are measured at a time, >= 1, each on one thread. With 1 they are measured
+        in this process.
     again : bool
-        Measure all of them; a cell's new rows take the place of its earlier ones.
+        Measure all cells; the new rows of a cell replace its earlier ones.
 
     Raises
     ------
     ConfigError
         If the code is not committed, or a row has no seed.
     GridInterrupted
-        If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
+        If a signal stops it. The same call then measures what is left; with ``again`` it measures
+        all cells once more.
     """
     if not cells:
         return True
@@ -113,7 +120,7 @@ def fill(
 
 
 def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
-    """Measure a cell; raise FedIFError where nothing came of it, as it would count as missing."""
+    """Return a cell's rows; raise FedIFError if there are none, as it would stay missing."""
     rows = measure(cell)
     if not rows:
         raise FedIFError("no row came of it")
@@ -121,14 +128,14 @@ def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
 
 
 class _WaitingRows:
-    """Rows on their way to a file: where the disk is full they wait until it has room.
+    """Rows that are written to a file as soon as possible, and wait while the disk is full.
 
     Parameters
     ----------
     path : Path
         The CSV file.
     again : bool
-        A cell's rows take the place of its earlier ones.
+        Whether a cell's rows replace its earlier ones.
     """
 
     def __init__(self, path: Path, *, again: bool) -> None:
@@ -137,12 +144,12 @@ class _WaitingRows:
         self._waiting: list[tuple[Row, list[Row]]] = []
 
     def add(self, cell: Row, rows: list[Row]) -> None:
-        """Write a cell's rows, and those that wait, if the disk takes them."""
+        """Write a cell's rows behind those that wait, as far as the disk has room."""
         self._waiting.append((cell, rows))
         self.write()
 
     def write(self) -> bool:
-        """Write what waits, and return whether nothing waits any more."""
+        """Write the rows that wait, and return whether none waits any more."""
         while self._waiting:
             cell, rows = self._waiting[0]
             try:
@@ -163,10 +170,10 @@ class _WaitingRows:
         if self._again:
             replace_rows(self._path, rows, is_of_cell)
         else:
-            # Another study may have measured the cell meanwhile.
+            # Another process may have measured the cell meanwhile.
             add_rows_unless(self._path, rows, is_of_cell)
 
     def tell_of_unwritten(self) -> None:
-        """Print what could not be written, so that it is not lost."""
+        """Print the rows that could not be written, so that they are not lost."""
         for _, rows in self._waiting:
             typer.echo(f"not written into {self._path}:\n{as_csv(rows)}", err=True)

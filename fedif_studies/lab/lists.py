@@ -1,4 +1,4 @@
-"""Options that hold several values, divided by commas: what is not known is refused."""
+"""Command-line options that hold several values, divided by commas."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def names_in(option: str, text: str, known: Collection[str]) -> list[str]:
-    """Return the names of a list.
+    """Return the names in an option's text.
 
     Raises
     ------
     ConfigError
-        If one is not among those that are known.
+        If a name is not in ``known``.
     """
     names = _parts(text)
     for name in names:
@@ -27,12 +27,12 @@ def names_in(option: str, text: str, known: Collection[str]) -> list[str]:
 
 
 def counts_in(option: str, text: str) -> list[int]:
-    """Return the counts of a list.
+    """Return the counts in an option's text.
 
     Raises
     ------
     ConfigError
-        If one is no integer >= 1.
+        If a count is not an integer >= 1.
     """
     counts = _numbers_in(option, text, int, "integers >= 1")
     for count in counts:
@@ -41,23 +41,23 @@ def counts_in(option: str, text: str) -> list[int]:
 
 
 def sizes_in(text: str, usual: Sequence[int], most: Mapping[str, int]) -> dict[str, list[int]]:
-    """Return how many held-out examples there are to be, by data set.
+    """Return the sizes of held-out sets that a study measures, by data set.
 
-    Of the usual sizes a line says which a data set cannot have.
+    Where a data set is too small for a usual size, a printed line says so.
 
     Parameters
     ----------
     text : str
-        The option ``sizes``; empty: the usual ones that a data set has.
+        The option ``sizes``. If it is empty, each data set has all usual sizes that it allows.
     usual : sequence of int
-        These.
+        The usual sizes.
     most : mapping of str to int
-        The data sets, and how many examples each has at most.
+        The data sets, and the largest size that each allows.
 
     Raises
     ------
     ConfigError
-        If a data set has fewer than the option asks for.
+        If the option asks for a size that a data set does not allow.
     """
     sizes: dict[str, list[int]] = {}
     for data, limit in most.items():
@@ -74,12 +74,12 @@ def sizes_in(text: str, usual: Sequence[int], most: Mapping[str, int]) -> dict[s
 
 
 def shares_in(option: str, text: str) -> list[float]:
-    """Return the shares of a list.
+    """Return the shares in an option's text.
 
     Raises
     ------
     ConfigError
-        If one is no number in [0, 1].
+        If a share is not a number in [0, 1].
     """
     shares = _numbers_in(option, text, float, "numbers in [0, 1]")
     for share in shares:

@@ -1,4 +1,4 @@
-"""What was measured: read from the directories of complete runs, kept as rows of a CSV file."""
+"""Measurements of complete runs: read from the runs' folders, and kept as rows of a CSV file."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
 from fedif_studies.lab.cells import LABEL
 
-# Where a run wrote and read, and how long it was patient: no part of what it measured.
+# Settings that change nothing about what a run measures: its folders, how long it waits for
+# clients, how often it saves, and whether it goes on.
 PATHS = ("output-dir", "run-name", "data-dir", "pace.timeout", "checkpoint-every", "resume")
 ACCURACY = "accuracy"
-# Single rounds swing, so three figures are given of each split, and what a table calls them.
+# The figures of each split, and their headings in a table. They are three since the accuracy varies
+# from one round to the next.
 ACCURACIES: Mapping[str, str] = MappingProxyType(
     {"last": "last round", "last-ten": "mean of last ten", "best": "best round"}
 )
 SPLITS = ("test", "validation")
 _TEN = 10
 _OF_SPLITS = tuple(f"{split}-{name}" for split, name in itertools.product(SPLITS, ACCURACIES))
-# As summary.json names them, with underscores.
+# Figures of summary.json, which has underscores in these names.
 _OF_SUMMARY = (
     "seconds",
     "train-seconds-per-client",
@@ -43,6 +45,7 @@ _OF_SUMMARY = (
     "malicious-weight-share",
     "detection-auc",
 )
+# Columns of a row that are not settings of the run.
 _NO_SETTINGS = {
     "data",
     "machine",
@@ -64,35 +67,37 @@ class Measurement:
     Attributes
     ----------
     config : Mapping[str, Scalar]
-        Its settings under their kebab-case keys; of an app of its own those that are known.
+        Its settings under their kebab-case keys. For a user's own app, these are the settings that
+        the run recorded.
     data : str
-        What its data set is called.
+        The name of its data set.
     figures : Mapping[str, float]
-        Accuracies in [0, 1] on both parts of the test split, or what its task has in their place,
-        as ``test-last-ten``; seconds, counts and shares, by name.
+        Figures by name. Those such as ``test-last-ten`` are accuracies in [0, 1] on the two parts
+        of the test split, or values of ``metric``; the others are seconds, counts and shares.
     machine : str
-        What it ran on.
+        The machine that it ran on, in words.
     run_dir : Path, optional
-        Where its rounds are; ``None`` if only its row was kept.
+        The run's folder; ``None`` if only its row was kept.
     metric : str
-        The metric that accuracies are in: ``"accuracy"``, or the first of the task's own.
+        The metric of the figures by split: ``"accuracy"``, or the first of the task's own metrics.
     higher_is_better : bool
-        Its direction.
+        Whether higher values of ``metric`` are better.
     revision : str
-        Of the code that ran, or ``code-`` and its hash where no more was written down. A run that
-        was stopped, and went on with other code, has all of them: ``old and new``.
+        The revision of the code that ran, or ``code-`` and a hash of the code where the run
+        recorded no revision. A run that was stopped, and went on with other code, has all
+        revisions: ``old and new``.
     reconstructed : str
-        What was filled in afterwards: revision, seed or a setting, see
+        What was filled in after the measurement: the revision, the seed or a setting, see
         :func:`~fedif_studies.rows.add_rows`.
     processor : str
-        What the CPU is called.
+        The name of the CPU.
     gpu : str
-        What the GPU is called that it was computed on; empty: on the CPU.
+        The name of the GPU that computed it; empty if the CPU did.
     group : str
-        The table or sweep that it was run for; empty: a run of its own, or only its row was kept.
+        The table or sweep that it was run for. Empty if it was run alone, or only its row was kept.
     num_averaged : int
-        How many of its last ten rounds were evaluated, and are in their mean; ten where only its
-        row was kept.
+        How many of its last ten rounds were evaluated: their mean is the figure ``last-ten``. Ten
+        if only its row was kept.
     """
 
     config: Mapping[str, Scalar]
@@ -111,16 +116,16 @@ class Measurement:
 
     @property
     def seed(self) -> int:
-        """The seed that everything random was drawn from."""
+        """The seed of everything random in the run."""
         return int(self.config["seed"])
 
     @property
     def rounds(self) -> int:
-        """How many rounds it ran."""
+        """The number of rounds that it ran."""
         return int(self.config["num-server-rounds"])
 
     def curve(self, split: str) -> list[tuple[int, float]]:
-        """Return (round, metric) for every evaluated round; split: "test" or "validation"."""
+        """Return (round, metric) of every evaluated round, on the split "test" or "validation"."""
         if self.run_dir is None:
             return []
         rows: Sequence[Mapping[str, str]] = RunFolder(self.run_dir).rounds.read()
@@ -134,20 +139,21 @@ def configs_of(measurements: Iterable[Measurement]) -> list[Mapping[str, Scalar]
 
 
 def metrics_of(measurements: Iterable[Measurement]) -> list[str]:
-    """Return the metrics that runs are measured by, each once, in the order of their coming."""
+    """Return the metrics that runs are measured by, each once, in the order of the runs."""
     return list(dict.fromkeys(measurement.metric for measurement in measurements))
 
 
 def figures_of(measurements: Iterable[Measurement], name: str) -> list[float]:
-    """Return a figure of those runs that have it."""
+    """Return the values of a figure, from those runs that have it."""
     return [m.figures[name] for m in measurements if name in m.figures]
 
 
 def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
-    """Return every complete run with a run config in or under the directories, each only once.
+    """Return the measurement of every complete run in or under the directories, each once.
 
-    They come in the order in which they were completed: of two runs of a cell the later one counts.
-    What earlier attempts at a run left in its folder is left out.
+    A run of a user's own app has no run config and is left out, and so are the earlier attempts
+    that a run's folder keeps. The order is that of completion, so that the later of two runs of a
+    cell comes last and can take the place of the earlier one.
     """
     run_dirs = set()
     for directory in directories:
@@ -163,29 +169,30 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
 
 
 def _when_completed(run_dir: Path) -> tuple[float, Path]:
-    """Return when a run's last file was written; the folder tells those of a moment apart."""
+    """Return when a run's summary was written, and its folder, which orders runs of one moment."""
     return RunFolder(run_dir).summary.path.stat().st_mtime, run_dir
 
 
 def read_measurement(run_dir: Path) -> Measurement | None:
-    """Return what a complete run measured; ``None`` if it never evaluated its model.
+    """Return a complete run's measurement; ``None`` if it lacks evaluations on a split.
 
     Raises
     ------
     ConfigError
-        If the folder is another program's, or of a version that wrote other files.
+        If the folder belongs to another program, or to a version that wrote other files.
     """
     with refused_as(ConfigError, f"{run_dir} holds no run that can be read"):
         return _read_complete(run_dir)
 
 
 def _read_complete(run_dir: Path) -> Measurement | None:
-    """Return what a run measured: its figures, its settings, and what its cell's label says."""
+    """Return a run's measurement, from its rounds, its summary and its cell's label."""
     folder = RunFolder(run_dir)
     summary = folder.summary.read()
     metric, higher_is_better = _metric_of(summary)
     figures = _summary_figures(summary)
-    rounds = [row for row in folder.rounds.read() if int(row["round"])]  # 0: before the first one.
+    # Round 0 is the model before training.
+    rounds = [row for row in folder.rounds.read() if int(row["round"])]
     num_averaged = 0
     for split in SPLITS:
         column = f"{split}_{metric_key(metric)}"
@@ -215,7 +222,7 @@ def _read_complete(run_dir: Path) -> Measurement | None:
 
 
 def _summary_figures(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a run's summary that it has."""
+    """Return those of the summary's figures that have a value."""
     figures = {}
     for name in _OF_SUMMARY:
         value = summary.get(name.replace("-", "_"))
@@ -227,7 +234,7 @@ def _summary_figures(summary: Mapping[str, Any]) -> dict[str, float]:
 def _split_figures(
     rounds: Sequence[Mapping[str, str]], split: str, column: str, *, higher_is_better: bool
 ) -> dict[str, float]:
-    """Return the figures of a split with a value in at least one round."""
+    """Return the figures of a split, which has a value in at least one round."""
     values = [float(row[column]) for row in rounds if row.get(column)]
     last_ten = map(float, of_last_ten(rounds, column))
     best = best_of(values, higher_is_better=higher_is_better)
@@ -239,7 +246,7 @@ def _split_figures(
 
 
 def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
-    """Return what must be said of means of the last ten rounds; nothing if all are of ten."""
+    """Return a remark if a mean of the last ten rounds is of fewer; nothing if all are of ten."""
     counts = sorted({measurement.num_averaged for measurement in measurements})
     if not counts or counts[0] == _TEN:
         return []
@@ -252,8 +259,7 @@ def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
 def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:
     """Return the metric that a run is measured by, and whether higher is better.
 
-    It is what results show first: the task's first metric with a figure of each split, and
-    accuracy where it has none.
+    It is the first of the task's own metrics that has a figure on every split, or else accuracy.
     """
     for metric, figures in summary.get("metrics", {}).items():
         if None not in figures.values():
@@ -276,23 +282,23 @@ def _words_for(machine: Mapping[str, Any]) -> str:
 
 
 def _gpu_used(machine: Mapping[str, Any]) -> str:
-    """Return the GPU that a run was computed on; empty: there was none, or it was left alone."""
+    """Return the name of the GPU that computed a run; empty if the CPU did."""
     device = str(machine.get("device") or "")
     gpu = str(machine.get("gpu") or "")
     if device == "mps":
-        return gpu or MPS  # Earlier runs did not name it.
+        return gpu or MPS  # Earlier versions did not record the name of such a GPU.
     if device == AUTO or device.startswith("cuda"):
         return gpu
     return ""
 
 
 def _is_of_own_app(summary: Mapping[str, Any]) -> bool:
-    """Tell whether a run's summary is of an app of its own, which has no run config."""
+    """Tell whether a summary belongs to a run of a user's own app, which has no run config."""
     return "config" not in summary and "title" in summary
 
 
 def _code_of(folder: RunFolder) -> str:
-    """Return what a run without a label says of the code that ran; empty: nothing."""
+    """Return a hash of the code that ran, for a run without a label; empty if it has none."""
     if not folder.provenance.path.is_file():
         return ""
     return f"code-{folder.provenance.read()['code_sha256'][:12]}"
@@ -321,7 +327,7 @@ def to_row(measurement: Measurement) -> dict[str, str]:
 
 
 def from_row(row: Mapping[str, str]) -> Measurement:
-    """Read what :func:`to_row` wrote; cells of other columns are taken for settings."""
+    """Read a line that :func:`to_row` wrote; any column that it does not know is a setting."""
     config = {}
     for column, text in row.items():
         if text and column not in _NO_SETTINGS:
@@ -345,7 +351,10 @@ def from_row(row: Mapping[str, str]) -> Measurement:
 
 
 def _processor_in(machine: str) -> str:
-    """Return the processor in a machine's words, ``"2 cores, x86_64, python 3.11.7, ..."``."""
+    """Return the processor in the words for a machine, ``"2 cores, x86_64, python 3.11.7, ..."``.
+
+    Earlier rows have no column for it.
+    """
     for word in machine.split(", "):
         if not word.endswith(" cores"):
             return word

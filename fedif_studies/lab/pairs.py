@@ -1,4 +1,4 @@
-"""Runs of the same seeds beside each other: differences seed by seed."""
+"""Differences between runs of the same seed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from fedif_flower.storage import make_folder
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.measurements import ACCURACY, Measurement
 
-_WIDTH = 32  # Characters of a name in a line.
+_WIDTH = 32  # Characters in a line of text beside or below the picture; longer text is broken.
 
 
 class Pairs(NamedTuple):
-    """What one combination of settings has beyond the first one, by seed."""
+    """The differences between one combination of settings and the first one, by seed.
+
+    A positive difference means that this combination's metric is higher.
+    """
 
     name: str
     by_seed: Mapping[int, float]
@@ -30,10 +33,22 @@ class Pairs(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """The first combination of settings, and what the others have beyond it.
+    """The differences between the first combination of settings and the others.
 
-    ``left_out`` runs have the settings and the seed of a later one, ``unmatched`` runs a seed that
-    the first combination has not; of ``seedless`` runs, of an app of its own, none is known.
+    Attributes
+    ----------
+    first : str
+        The name of the first combination of settings.
+    others : sequence of Pairs
+        The differences of each other combination that shares a seed with the first.
+    metric : str
+        The metric that the differences are in; accuracies are in percent.
+    left_out : int
+        How many runs have the same settings and seed as a later run, which counts instead.
+    unmatched : int
+        How many runs have a seed that the first combination lacks.
+    seedless : int
+        How many runs have no known seed, as they belong to a user's own app.
     """
 
     first: str
@@ -45,30 +60,30 @@ class Paired(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """What the differences are in."""
+        """The unit of the differences."""
         return "points" if self.metric == ACCURACY else self.metric
 
     @property
     def title(self) -> str:
-        """What the differences are."""
+        """The title of the differences."""
         return f"{self.unit} beyond {self.first}, mean of the last ten rounds"
 
 
 def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paired | None:
-    """Return differences in the mean of the last ten rounds, over the seeds that both have.
+    """Return differences in the mean of the last ten rounds, between runs of the same seed.
 
     Parameters
     ----------
     measurements : sequence of Measurement
-        The runs. Of two with the same settings and seed, the later one counts; one of an app of its
-        own has no seed, and is in no difference.
+        The runs. Where several have the same settings and seed, the last one counts. A run of a
+        user's own app has no seed, and is in no difference.
     keys : sequence of str
-        The settings in which they differ, without the seed.
+        The settings in which the runs differ, without the seed.
 
     Returns
     -------
     Paired, optional
-        ``None`` where nothing shares a seed with the first run's settings.
+        ``None`` if no other combination of settings shares a seed with the first run's.
     """
     seeded = [measurement for measurement in measurements if "seed" in measurement.config]
     if not seeded:
@@ -102,7 +117,10 @@ def pair_runs(measurements: Sequence[Measurement], keys: Sequence[str]) -> Paire
 def _last_by_seed(
     measurements: Iterable[Measurement], keys: Sequence[str]
 ) -> dict[str, dict[int, float]]:
-    """Return the mean of the last ten rounds of each combination of settings, by name and seed."""
+    """Return means of the last ten rounds by combination of settings, then by seed.
+
+    Accuracies are in percent. The last run with the same settings and seed counts.
+    """
     by_name: dict[str, dict[int, float]] = {}
     for measurement in measurements:
         name = ", ".join(f"{key} = {measurement.config.get(key, '')}" for key in keys)
@@ -113,7 +131,7 @@ def _last_by_seed(
 
 
 def paired_remarks(paired: Paired) -> list[str]:
-    """Return what must be said of differences; nothing where every run is in them."""
+    """Return a remark for each kind of run that is in no difference, if there are such runs."""
     remarks = []
     if paired.left_out:
         remarks.append(
@@ -132,7 +150,7 @@ def paired_remarks(paired: Paired) -> list[str]:
 
 
 def _seeds_of(paired: Paired) -> list[int]:
-    """Return every seed that a difference has, in order."""
+    """Return every seed that some difference has, in order."""
     seeds: set[int] = set()
     for pairs in paired.others:
         seeds.update(pairs.by_seed)
@@ -140,7 +158,7 @@ def _seeds_of(paired: Paired) -> list[int]:
 
 
 def paired_table(paired: Paired) -> ResultTable:
-    """Return a line for each combination of settings, with a column for each seed."""
+    """Return a table of differences: a line per combination of settings, a column per seed."""
     form = "+.2f" if paired.metric == ACCURACY else "+.4g"
     seeds = _seeds_of(paired)
     heading = ["settings", *(f"seed {seed}" for seed in seeds), "mean", "higher in"]
@@ -184,7 +202,7 @@ def plot_pairs(paired: Paired, path: Path) -> None:
         axes.vlines(pairs.mean, place - 0.3, place + 0.3, color=BLACK, linewidth=1.6)
     names = [fill(pairs.name, _WIDTH) for pairs in paired.others]
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(paired.others) - 0.5, -0.5)  # The first stands above.
+    axes.set_ylim(len(paired.others) - 0.5, -0.5)  # The first combination is on top.
     axes.set(xlabel=fill(f"{paired.title}; bar: mean over seeds", 2 * _WIDTH))
     plots.dress(axes)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize="small")

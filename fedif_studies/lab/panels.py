@@ -1,4 +1,4 @@
-"""A sweep as a picture: panels for one axis, lines for another, bars over seeds."""
+"""A picture of a sweep: panels for one axis, lines for another, error bars over seeds."""
 
 from __future__ import annotations
 
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROUND = "round"  # What lies along a panel where no axis has numbers enough.
-_FEWEST = 3  # Numbers that make an axis lie along a panel.
-_MOST_ACROSS = 3  # Panels in a row.
-_BARS = 8  # Over rounds, at most.
+ROUND = "round"  # The x axis if no axis of the sweep has enough numbers.
+_FEWEST = 3  # An axis of the sweep needs so many numbers to be the x axis.
+_MOST_ACROSS = 3  # Panels in a row, at most.
+_BARS = 8  # Error bars on a line over rounds, at most.
 
 Point = tuple[float, MeanStd]
-"""Where a point lies along its panel, and its mean and deviation over seeds."""
+"""A point's place on the x axis, and its mean and standard deviation over seeds."""
 
 
 class Roles(NamedTuple):
-    """What each axis of a sweep is in its picture.
+    """The part that each axis of a sweep plays in its picture.
 
-    ``along`` lies along a panel, and is :data:`ROUND` where no axis has numbers enough; ``panels``
-    has a panel for each value, and may be empty: one panel has all; ``lines`` have a line for each
-    combination of their values.
+    Attributes
+    ----------
+    along : str
+        The axis that is the x axis of all panels; :data:`ROUND` if no axis has enough numbers.
+    panels : str
+        The axis with a panel for each value; if empty, there is one panel.
+    lines : tuple of str
+        The other axes: each combination of their values is a line.
     """
 
     along: str
@@ -43,17 +48,17 @@ class Roles(NamedTuple):
 
 
 def roles_of(axes: Mapping[str, Sequence[Scalar]], *, over_rounds: bool) -> Roles:
-    """Return what each axis is.
+    """Return the part that each axis plays in a picture.
 
-    The axis with most numbers lies along the panels. Of the others, the first has the lines, the
-    second the panels, and what is left belongs to the lines.
+    The axis with most numbers is the x axis. Of the others, the first has the lines and the second
+    the panels; any further axes join the lines.
 
     Parameters
     ----------
     axes : mapping of str to sequence of Scalar
         The values of each axis, in the order of the sweep's file.
     over_rounds : bool
-        Whether rounds lie along the panels, whatever the axes are.
+        Whether rounds are the x axis, whatever the axes are.
     """
     numeric = [key for key, values in axes.items() if _are_numbers(values)]
     if over_rounds:
@@ -75,7 +80,7 @@ def _are_numbers(values: Sequence[Scalar]) -> bool:
 def axes_of(
     measurements: Sequence[Measurement], keys: Sequence[str]
 ) -> dict[str, tuple[Scalar, ...]]:
-    """Return the values of each axis: numbers by size, others as they come."""
+    """Return the values of each axis: numbers by size, others in the order of the runs."""
     axes = {}
     for key in keys:
         values = list(dict.fromkeys(config.get(key, "") for config in configs_of(measurements)))
@@ -86,10 +91,10 @@ def axes_of(
 
 
 def points_of(measurements: Sequence[Measurement], along: str) -> list[Point]:
-    """Return a line's points: its runs' means and deviations over seeds.
+    """Return a line's points: the mean and the standard deviation over its runs' seeds.
 
-    They are the means of the last ten rounds by a setting, or those of each round. Accuracies are
-    in percent.
+    Over rounds, a point shows the metric after one round. Along a setting, it shows the mean of the
+    last ten rounds. Accuracies are in percent.
     """
     values: dict[float, list[float]] = defaultdict(list)
     for measurement in measurements:
@@ -119,11 +124,11 @@ def plot_sweep(
     axes : mapping of str to sequence of Scalar
         The values of each axis.
     roles : Roles
-        What each axis is.
+        The part that each axis plays.
     path : Path
         The PNG file.
     title : str
-        Above the picture.
+        The title above the picture.
 
     Returns
     -------
@@ -142,7 +147,7 @@ def plot_sweep(
     panels = figure.subplots(down, across, squeeze=False, sharey=True)
     for unused in panels.flat[len(values) :]:
         unused.set_visible(False)
-    lines: dict[str, int] = {}  # The place of each line in the legend, in all panels the same.
+    lines: dict[str, int] = {}  # Each line's place in the legend, which is the same in all panels.
     for panel, value in zip(panels.flat, values, strict=False):
         runs = shown
         if roles.panels:
@@ -178,12 +183,12 @@ def _draw_legend(
 def _draw_panel(
     panel: Axes, measurements: Sequence[Measurement], roles: Roles, lines: dict[str, int]
 ) -> None:
-    """Draw a panel's lines, each as its place in the legend says."""
+    """Draw a panel's lines, and add those that are new to ``lines``, their places in the legend."""
     by_line = grouped(measurements, lambda measurement: _name_of_line(measurement, roles))
     for name, runs in by_line.items():
         index = lines.setdefault(name, len(lines))
         points = points_of(runs, roles.along)
-        # Bars of lines that are close would hide each other at the same rounds.
+        # Each line has its error bars at other rounds: bars of close lines would hide each other.
         every: int | tuple[int, int] = 1
         if roles.along == ROUND:
             apart = max(1, math.ceil(len(points) / _BARS))
@@ -211,7 +216,7 @@ def _draw_panel(
 
 
 def _name_of_line(measurement: Measurement, roles: Roles) -> str:
-    """Return the values of the axes that have lines."""
+    """Return the name of a run's line: the run's values on the axes that have lines."""
     values = [str(measurement.config.get(key, "")) for key in roles.lines]
     return plots.label_of(", ".join(values))
 

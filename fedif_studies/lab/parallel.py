@@ -1,4 +1,4 @@
-"""A function called for each cell of a grid, in several processes; what is done stays done."""
+"""Calls a function for each cell of a grid, in several processes, and keeps each result at once."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ class CellTakenError(FedIFError):
 
 @contextmanager
 def stopped_says_what_stays(*, again: bool) -> Iterator[None]:
-    """Let a grid that is stopped while it measures again say that the same command does not go on.
+    """Replace the message of a GridInterrupted if the grid measures ``again``.
 
-    It would begin with all cells.
+    The usual message says that the same command goes on. With ``--again`` it would not: it would
+    measure all cells once more.
     """
     try:
         yield
@@ -57,7 +58,29 @@ def carry_out(
     jobs: int,
     note_failure: Callable[[C, FedIFError], None] = lambda *_: None,
 ) -> bool:
-    """Call for each cell, keep what comes of it, and return whether none failed."""
+    """Call a function for each cell, keep the results, and return whether no call failed.
+
+    Parameters
+    ----------
+    todo : sequence
+        The cells, which are begun in this order.
+    call : callable
+        Takes a cell and returns its result; with several jobs, a function of a module. A
+        FedIFError is a failure of the cell; a CellTakenError leaves it out, and is no failure.
+    keep : callable
+        Takes a cell and its result as soon as the call is done, in this process.
+    name_of : callable
+        Returns a cell's name, for what is printed.
+    jobs : int
+        How many cells are called for at a time, >= 1. With 1 the calls are made in this process.
+    note_failure : callable
+        Takes a cell that failed, and its error.
+
+    Raises
+    ------
+    GridInterrupted
+        If a signal stops it.
+    """
     began = time.monotonic()
     done = 0
     failed = 0
@@ -86,9 +109,9 @@ def carry_out(
 def _call_each(
     todo: Sequence[C], call: Callable[[C], R], jobs: int
 ) -> Iterator[tuple[C, R | FedIFError]]:
-    """Yield each cell as it is done, with what came of it."""
+    """Yield each cell as it is done, with its result or its error."""
     if jobs == 1:
-        with torch_threads(1):  # Models as small as these are slower on more.
+        with torch_threads(1):  # Models as small as the studies' are slower on several threads.
             for cell in todo:
                 yield cell, _call_quietly(call, cell)
         return
@@ -111,7 +134,8 @@ def _call_each(
                 if following is None or has_failed:
                     process.shutdown(wait=False)
                 if following is not None:
-                    # An error may have spoiled its process, as one of a GPU does.
+                    # After an error the next cell gets a new process: an error of a GPU, for
+                    # example, leaves its process unusable.
                     begin(_new_process() if has_failed else process, following)
                 yield cell, outcome
     finally:
@@ -122,7 +146,7 @@ def _call_each(
 
 
 def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
-    """Return what a call came to; where its process was killed, such as for memory, an error."""
+    """Return a call's result; an error if its process was killed, for lack of memory perhaps."""
     killed = future.exception()
     if killed:
         return FedIFError(repr(killed))
@@ -130,28 +154,29 @@ def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
 
 
 def _new_process() -> ProcessPoolExecutor:
-    """Return a process of its own: where it is killed no other cell fails."""
+    """Return a pool of a single process: if the process is killed, no other cell fails."""
     return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare)
 
 
 def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
+    """Call without warnings in the log, and return an error instead of raising it."""
     logging.disable(logging.WARNING)
     try:
         return call(cell)
     except FedIFError as error:
         return error
-    except Exception as error:  # out of a task, or for want of memory: other cells go on
+    except Exception as error:  # A task may raise anything; other cells go on nevertheless.
         return FedIFError(repr(error))
     finally:
         logging.disable(logging.NOTSET)
 
 
 def _prepare() -> None:
-    """Leave Ctrl-C to the process that started this one."""
+    """Ignore Ctrl-C, which the parent process handles, and compute on one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
 
 
 def time_in(seconds: float) -> str:
-    """Return the time of the day that it will be, with the day of the week."""
+    """Return the weekday and the time of day that it will be in so many seconds."""
     return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"

@@ -1,6 +1,6 @@
-"""The one runner: the cells of a grid, each a federation of this machine, several at a time.
+"""Runs the cells of a grid, several at a time, each as a federation on this machine.
 
-A cell that is done is kept, as a row or as a run's folder, and never run again.
+A finished cell is kept as a run's folder. It is not run again unless ``again`` asks for it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_cod
 from fedif_studies.lab.parallel import CellTakenError, carry_out, stopped_says_what_stays, time_in
 from fedif_studies.rows import add_rows, machine, revision
 
-SECONDS_BETWEEN_LINES = 30.0  # Of one cell.
-FAILURES = "failures.csv"  # In a group's folder: each time that a cell of it failed.
-_CLAIMS = ".claims"  # In an output folder: which cells are being run.
-# The rows of these studies were measured before a run could examine its held-out labels.
+SECONDS_BETWEEN_LINES = 30.0  # Between two lines on the progress of one cell.
+FAILURES = "failures.csv"  # In a group's folder: a row for each time that one of its cells failed.
+_CLAIMS = ".claims"  # In an output folder: the locks of the cells that processes run.
+# Settings that leave held-out labels unexamined. The rows of the studies that use them were
+# measured before a run could examine held-out labels.
 LABELS_AS_THEY_ARE: Mapping[str, Scalar] = MappingProxyType(
     {"validation.noise": "off", "validation.vet": False}
 )
@@ -44,18 +45,18 @@ LABELS_AS_THEY_ARE: Mapping[str, Scalar] = MappingProxyType(
 
 @contextmanager
 def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
-    """Run a federation in this process and give its folder, which is gone afterwards.
+    """Run a federation in this process and yield its folder, which is deleted afterwards.
 
     Parameters
     ----------
     settings : mapping
-        What differs from the defaults of a run config; the CPU, no checkpoints, and held-out labels
-        as they are.
+        Settings that differ from a study's defaults. These are the defaults of a run config, but on
+        the CPU, without checkpoints, and with held-out labels that are not examined.
 
     Raises
     ------
     ConfigError
-        If it is to be attacked, and the share of malicious clients is nobody's.
+        If the settings name an attack, but their share of malicious clients rounds to none.
     """
     usual: dict[str, Scalar] = {
         "device": "cpu",
@@ -67,35 +68,37 @@ def federated(settings: Mapping[str, Scalar]) -> Iterator[RunFolder]:
         every_setting = {**RunConfig.defaults(), **usual, **settings, "output-dir": folder}
         config = RunConfig.from_run_config(every_setting)
         why_nobody = why_nobody_attacks(config)
-        if why_nobody:  # A row would say that it was measured under attack.
+        if why_nobody:  # A row with these settings would wrongly claim an attack.
             raise ConfigError(why_nobody)
         grid = LocalGrid(task_app(), config.num_clients)
         yield RunFolder(run_federation(grid, config))
 
 
 def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
-    """Return what a column has of the last ten rounds."""
+    """Return the values that a column has in the last ten rounds."""
     return list(map(float, of_last_ten(run.rounds.read(), column)))
 
 
 def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
     """Run every cell that is not complete, and return whether all are complete afterwards.
 
-    One that was stopped goes on at its last checkpoint.
+    A cell that was stopped goes on from its last checkpoint.
 
     Parameters
     ----------
     cells : sequence of Cell
-        In the order in which they are begun.
+        The cells, which are begun in this order. A cell that shares the result of an earlier one is
+        not run.
     jobs : int
-        As for :func:`~fedif_studies.lab.filling.fill`.
+        How many cells run at a time, as for :func:`~fedif_studies.lab.filling.fill`.
     again : bool
-        Run those that are complete, too, from their first rounds.
+        Run complete cells too, and every cell from its first round.
 
     Raises
     ------
     GridInterrupted
-        If a signal asked for an end; the same call goes on from there, or ``again`` begins anew.
+        If a signal stops it. The same call then runs what is left; with ``again`` it runs all cells
+        once more.
     """
     cells = distinct(cells)
     todo = [cell for cell in cells if again or find_result(cell) is None]
@@ -106,18 +109,18 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
         none_failed = carry_out(
             todo,
             call,
-            keep=lambda *_: None,  # A run's folder is kept by the run itself.
+            keep=lambda *_: None,  # A run writes its own folder: nothing is left to keep.
             name_of=lambda cell: cell.name,
             jobs=jobs,
             note_failure=_write_failure,
         )
-    # Asked of every cell, so that no failure stays unwritten.
+    # A list, as all() of a generator would stop at the first failure and leave others unwritten.
     are_complete = [_has_last_round(cell) for cell in cells]
     return none_failed and all(are_complete)
 
 
 def _tell_of_complete(cells: Sequence[Cell], num_complete: int) -> None:
-    """Print how many cells are complete, and how many of these other code measured."""
+    """Print how many cells are complete, and how many of them were measured by other code."""
     line = f"{num_complete} of {len(cells)} cells are complete already"
     if num_complete == len(cells):
         line += "; --again runs them again"
@@ -128,7 +131,7 @@ def _tell_of_complete(cells: Sequence[Cell], num_complete: int) -> None:
 
 
 def _has_last_round(cell: Cell) -> bool:
-    """Return whether a cell has a result to its last round; print and write what it lacks."""
+    """Return whether a cell is complete and its last round did not fail; report it if it did."""
     run_dir = find_result(cell)
     if run_dir is None:
         return False
@@ -143,12 +146,15 @@ def _has_last_round(cell: Cell) -> bool:
 
 @contextmanager
 def claimed(cell: Cell) -> Iterator[None]:
-    """Hold a cell for this process alone, in whichever table it stands; a killed one releases it.
+    """Lock a cell for this process.
+
+    Cells of several groups that share a result share the lock. The system releases it if the
+    process is killed.
 
     Raises
     ------
     CellTakenError
-        If another queue with the same output folder runs it.
+        If another process with the same output folder runs the cell.
     """
     path = claims(cell.config.run_dir.parent.parent) / f"{cell.digest}.lock"
     make_folder(path.parent)
@@ -161,22 +167,25 @@ def claimed(cell: Cell) -> Iterator[None]:
 
 
 def claims(output_dir: Path) -> Path:
-    """Return where the locks of an output folder lie, which several queues may share."""
+    """Return the folder of an output folder's locks. Several processes may share these."""
     return output_dir / _CLAIMS
 
 
 @contextmanager
 def report_held(output_dir: Path) -> Iterator[None]:
-    """Hold an output folder's results for whoever reports them, or exchanges one for another.
+    """Lock an output folder while its results are reported, or one of them is replaced.
 
-    A report must not be written over by another queue's that was read before it.
+    Otherwise a process that had read the results earlier could overwrite a newer report.
     """
     with exclusive_lock(claims(output_dir) / "report.lock"):
         yield
 
 
 def _write_failure(cell: Cell, error: FedIFError) -> None:
-    """Add a row with the reason to those of the cell's group; a full disk leaves the line alone."""
+    """Add a row with the reason to the failures of the cell's group.
+
+    Where the disk is full, the failure is only printed.
+    """
     here = machine()
     row = {
         "cell": cell.name,
@@ -194,12 +203,12 @@ def _write_failure(cell: Cell, error: FedIFError) -> None:
 
 
 def run_cell(cell: Cell) -> None:
-    """Run a cell, or what is left of it, unless another queue does or has done so.
+    """Run a cell, or what is left of it, unless it is complete by now.
 
     Raises
     ------
     CellTakenError
-        If another queue runs it.
+        If another process runs it.
     """
     with claimed(cell):
         if find_result(cell) is None:
@@ -207,21 +216,23 @@ def run_cell(cell: Cell) -> None:
 
 
 def run_anew(cell: Cell, began: float) -> None:
-    """Run a cell from its first round; what an earlier run left of it goes, wherever it lies.
+    """Run a cell from its first round.
 
-    A complete result goes when the new one is complete.
+    What an unfinished run left of it is deleted first. A complete result is replaced once the new
+    one is complete, even if it lies in another group's folder.
 
     Parameters
     ----------
     cell : Cell
         The cell.
     began : float
-        When the grid began, in seconds since 1970: what was complete later is another queue's.
+        When the grid began, in seconds since 1970. A result that was completed later is another
+        process's new one, and stays.
 
     Raises
     ------
     CellTakenError
-        If another queue runs it.
+        If another process runs it.
     """
     cell.require_unchanged()
     with claimed(cell):
@@ -234,17 +245,18 @@ def run_anew(cell: Cell, began: float) -> None:
 
 
 def _replace_result(cell: Cell, complete: Path) -> None:
-    """Run a cell that has a result; the new one takes its place once it is complete, too.
+    """Run a cell that has a result, and put the new result in its place once it is complete.
 
-    It is run elsewhere until then: whatever ends it, a kill among them, leaves the earlier result.
+    The run writes to another folder until then, so that the earlier result survives if the run
+    fails or is killed.
     """
     place = cell.config.run_dir
     output_dir = place.parent.parent
-    # Deeper than where results are looked for.
+    # find_result looks one level less deep, and takes nothing in here for a result.
     elsewhere = claims(output_dir) / "again"
     fresh = elsewhere / place.name
     earlier = elsewhere / f"{place.name}.before"
-    for leftover in (fresh, earlier):  # Of a process that was killed.
+    for leftover in (fresh, earlier):  # A process that was killed leaves them.
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         _run(replace(cell, config=cell.config.replace(output_dir=str(elsewhere))))
@@ -254,7 +266,7 @@ def _replace_result(cell: Cell, complete: Path) -> None:
                 place.rename(earlier)
             fresh.rename(place)
         shutil.rmtree(earlier, ignore_errors=True)
-        if complete != place:  # It lay with another group.
+        if complete != place:  # The earlier result lay in another group's folder.
             shutil.rmtree(complete, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
@@ -268,27 +280,28 @@ def _run(cell: Cell) -> None:
     def on_row(row: Round) -> None:
         nonlocal is_labelled
         if not is_labelled:
-            # Now, as it may be stopped: who goes on has to know whose rounds the first ones are.
+            # The label is written in the first round and not at the end: if the run is stopped
+            # and goes on later, the label has to name the revision that ran the first rounds.
             cell.label(goes_on=row.round > 1)
             is_labelled = True
         progress(row)
 
     run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, on_row)
-    if not is_labelled:
+    if not is_labelled:  # No round was left: an earlier process ran all of them.
         cell.label(goes_on=True)
 
 
 class CellProgress:
-    """Says every so often which round of a cell is done, and when its last one will be.
+    """Prints every so often which round of a cell is done, and when its last one will be.
 
     Parameters
     ----------
     name : str
-        The cell's.
+        The cell's name.
     num_rounds : int
-        How many it has.
+        How many rounds the cell has.
     clock : callable
-        Returns seconds that go on.
+        Returns a time in seconds that never goes back.
     """
 
     def __init__(
@@ -298,11 +311,11 @@ class CellProgress:
         self._num_rounds = num_rounds
         self._clock = clock
         self._last_line = clock()
-        # The first round that it saw, and when: a run that goes on begins at any.
+        # The first round that was seen, and when. A run that goes on does not begin at round 1.
         self._first: tuple[int, float] | None = None
 
     def __call__(self, row: Round) -> None:
-        """Take in a round that is done."""
+        """Print a line on a round that is done, unless the last line is too recent."""
         now = self._clock()
         if self._first is None:
             self._first = (row.round, now)

@@ -1,4 +1,4 @@
-"""What a table shows of runs: accuracies, or what their tasks have in place of these."""
+"""The figures that a table shows of runs: accuracies, or the metric that their task has instead."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from fedif_studies.lab.measurements import ACCURACIES, ACCURACY, Measurement, fi
 from fedif_studies.lab.table import MeanStd
 
 FIGURES = (*ACCURACIES.values(), "detection AUC")
-"""What the columns of :func:`shown_figures` are called."""
+"""The headings of the columns that :func:`shown_figures` returns."""
 
 
 def shown_figures(measurements: Sequence[Measurement]) -> list[str]:
-    """Return the accuracies of runs, in percent, and how well weights tell malicious clients."""
+    """Return means over runs as text: the three accuracies, in percent, and the detection AUC.
+
+    The detection AUC says how well low weight scores tell malicious clients from honest ones. Runs
+    whose task has another metric are shown by that metric instead of the accuracy.
+    """
     scale = 1
     form = ".4g"
     if measurements[0].metric == ACCURACY:
@@ -27,7 +31,10 @@ def shown_figures(measurements: Sequence[Measurement]) -> list[str]:
 
 
 def _detection(measurements: Sequence[Measurement]) -> str:
-    """Return the detection AUC of runs, and of how many it is where some drew nobody malicious."""
+    """Return the mean detection AUC of runs, and how many runs it is of if some have none.
+
+    A run has none if no malicious client was drawn.
+    """
     aucs = figures_of(measurements, "detection-auc")
     if not aucs:
         return "-"
@@ -38,13 +45,13 @@ def _detection(measurements: Sequence[Measurement]) -> str:
 
 
 def direction(measurements: Sequence[Measurement]) -> list[str]:
-    """Return whether a task's own metrics are to be high or low; nothing of accuracies."""
+    """Return a sentence for each metric other than accuracy: whether higher or lower is better."""
     of_tasks = [measured for measured in measurements if measured.metric != ACCURACY]
     return list(dict.fromkeys(map(about_figures, of_tasks)))
 
 
 def about_figures(measurement: Measurement) -> str:
-    """Return what a table's figures are."""
+    """Return a sentence on what a table's figures are."""
     if measurement.metric == ACCURACY:
         return "Test accuracies in percent."
     better = "higher" if measurement.higher_is_better else "lower"

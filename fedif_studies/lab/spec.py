@@ -1,4 +1,4 @@
-"""Anyone's own grid: a TOML file of settings, where every list is an axis."""
+"""A user's own sweep: a TOML file of settings, in which every list of values is an axis."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _REFUSED = {
     "resume": "each cell has its own",
     "overwrite": "--again measures cells again that are complete",
 }
-# Sections of a run's parts, such as [validation]: no name chooses them, and every cell has them.
+# Sections that every cell takes, such as [validation]. Any other section belongs to a strategy, an
+# attack or another part that a key names, and only cells that choose the part take it.
 _OF_EVERY_CELL = frozenset(kind.section_name() for kind in OWN_SECTIONS)
 Point = dict[str, Scalar]
-"""A cell's own settings: its seed, and its place on every axis."""
+"""The settings that tell a cell from the others of its sweep: its seed, a value on every axis."""
 Place = tuple[tuple[str, Scalar], ...]
-"""The same, to tell cells apart."""
+"""A point in a form that can be hashed: no two cells may have the same place."""
 
 
 def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> list[Cell]:
@@ -38,12 +39,13 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     ----------
     path : Path
         A TOML file of run-config keys. A list of values is an axis; ``seeds = N`` stands for
-        ``seed = [0, ..., N - 1]``; ``name`` names the sweep, else the file does. Each table
-        ``[[cells]]`` is a grid of its own keys and those above it; without any, there is one grid.
+        ``seed = [0, ..., N - 1]``; ``name`` names the sweep, which by default is called like the
+        file. Each table ``[[cells]]`` is a grid: its own keys, and the keys above all tables.
+        Without such tables the whole file is one grid.
     defaults : Mapping[str, Scalar]
-        A complete run config, for every key that the file leaves out.
+        A complete run config. It has the values of all keys that the file leaves out.
     output_dir : Path
-        Results go to ``<output>/<name>/``.
+        Results go to ``<output_dir>/<name>/``.
 
     Raises
     ------
@@ -82,7 +84,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
 
 
 def _require_new(point: Point, places: set[Place], path: Path) -> None:
-    """Add a cell's place to those of the earlier ones, or raise ConfigError if it is there."""
+    """Add a cell's place to ``places``; raise ConfigError if an earlier cell has the same."""
     place = tuple(point.items())
     if place in places:
         raise ConfigError(f"{str(path)!r} names the cell {_cell_name(point)!r} twice")
@@ -90,9 +92,10 @@ def _require_new(point: Point, places: set[Place], path: Path) -> None:
 
 
 def _settings_of(point: Point, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return a cell's settings: its own, and of those that are fixed for all what it takes.
+    """Return a cell's settings: its point, and those of the fixed settings that it takes.
 
-    What is fixed for one strategy or attack is said once for all cells.
+    The file may fix a setting of one strategy or attack above all cells. A cell with another
+    strategy or attack leaves it out.
     """
     settings = {**fixed, **point}
     return {
@@ -101,7 +104,7 @@ def _settings_of(point: Point, fixed: Mapping[str, Scalar]) -> dict[str, Scalar]
 
 
 def _pop_name(spec: dict[str, Any], path: Path) -> str:
-    """Take a sweep's name out of its file; without one it has the file's."""
+    """Remove the sweep's name from ``spec`` and return it; by default, return the file's name."""
     name = spec.pop("name", path.stem)
     is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
     require(bool(is_name), "name", name, "letters, digits, '-', '_', '.'")
@@ -109,7 +112,7 @@ def _pop_name(spec: dict[str, Any], path: Path) -> str:
 
 
 def _replace_seeds(spec: dict[str, Any]) -> None:
-    """Put the axis ``seed`` in the place of ``seeds``, how many there are."""
+    """Replace ``seeds = N`` in ``spec`` by the axis ``seed = [0, ..., N - 1]``."""
     seeds = spec.pop("seeds", None)
     if seeds is None:
         return
@@ -123,7 +126,10 @@ def _points(
     axes: Mapping[str, Sequence[Scalar]],
     grids: Sequence[Mapping[str, Any]],
 ) -> Iterator[Point]:
-    """Yield whole grids, one seed after the other: what is complete can be compared at any time."""
+    """Yield all points of the first seed, then those of the next.
+
+    A sweep that is stopped early has then measured every combination with the same seeds.
+    """
     for seed, grid in product(seeds, grids):
         grid_axes = dict(axes)
         for key, value in grid.items():
@@ -136,7 +142,7 @@ def _points(
 
 
 def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with sections' keys in full, as Flower does: ``[fedif] gamma`` is one key."""
+    """Return a table in which ``[fedif] gamma`` is the key ``fedif.gamma``, as Flower writes it."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         if not isinstance(value, dict):
@@ -148,7 +154,11 @@ def flatten(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_taken(key: str, settings: Mapping[str, Scalar]) -> bool:
-    """Tell whether a key is one of a section that these settings choose, or needs no choice."""
+    """Tell whether a cell with these settings takes a key.
+
+    It takes the keys of no section, the keys of sections that every cell has, and the keys of the
+    strategy, attack or other part that the settings name.
+    """
     prefix, dot, _ = key.partition(".")
     if not dot or prefix in _OF_EVERY_CELL:
         return True
@@ -159,14 +169,14 @@ def is_taken(key: str, settings: Mapping[str, Scalar]) -> bool:
 
 
 def swept_keys(path: Path) -> set[str]:
-    """Return the keys that a sweep varies: its axes, and those of its tables."""
+    """Return the keys that a sweep varies: its axes, and all keys of its ``[[cells]]`` tables."""
     shared, grids = _shared_and_grids(read_toml(path))
     axes = {key for key, value in shared.items() if isinstance(value, list)}
     return axes.union(*grids)
 
 
 def _shared_and_grids(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what stands above the tables of cells, and these; without any, one that is empty."""
+    """Return the keys above the ``[[cells]]`` tables, and these tables; by default an empty one."""
     grids = spec.pop("cells", [{}])
     if not _are_tables(grids) or any("seed" in grid or "seeds" in grid for grid in grids):
         raise ConfigError("cells: allowed: tables [[cells]] of run-config keys; seeds above them")
@@ -180,7 +190,7 @@ def _are_tables(grids: object) -> bool:
 
 
 def _axis(key: str, values: list[Any]) -> list[Scalar]:
-    """Return an axis, or raise ConfigError if one of its values is none of a setting."""
+    """Return the values of an axis; raise ConfigError if one cannot be a setting's value."""
     are_values = bool(values) and all(isinstance(value, Scalar) for value in values)
     require(are_values, key, values, "a list of one or more values")
     return values
@@ -189,5 +199,6 @@ def _axis(key: str, values: list[Any]) -> list[Scalar]:
 def _cell_name(point: Mapping[str, Scalar]) -> str:
     parts = [f"{key}-{value}" for key, value in point.items() if key != "seed"]
     parts.append(f"seed{point['seed']}")
-    # A value may be anything, such as a path; what is cut off is in the hash behind it.
+    # A value may hold any character, as a path does. Names that are equal once they are cut belong
+    # to different directories nevertheless: a hash of all settings follows the name.
     return "_".join(re.sub(r"[^\w.-]", "-", part).strip(".") for part in parts)[:120]

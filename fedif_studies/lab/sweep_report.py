@@ -1,4 +1,4 @@
-"""A sweep as a table with a line for each combination of settings, and pictures of it."""
+"""The report of a sweep: a table with a line for each combination of settings, and pictures."""
 
 from __future__ import annotations
 
@@ -41,26 +41,28 @@ def report_sweep(
     more_remarks: Sequence[str] = (),
     planned: Sequence[Settings] = (),
 ) -> None:
-    """Write and print a line per combination of the settings that differ.
+    """Write and print a table of a sweep, with a line per combination of settings, and draw it.
 
-    A column names the bounds on updates where strategies bring other ones: a lead may be theirs.
+    Where strategies bring different bounds on updates, a column names the bounds: a better result
+    may be due to them.
 
     Parameters
     ----------
     name : str
-        The sweep.
+        The sweep's name.
     measurements : sequence of Measurement
         Its runs, one or more.
     folder : Path
-        Its report goes there.
+        The folder of the report.
     console : Console
-        Where it is shown.
+        Where the table is printed.
     swept : collection of str
-        The keys that were varied; others that differ follow from them.
+        The keys that the sweep's file varies. Other settings may differ as a consequence.
     more_remarks : sequence of str
-        What else is said of the cells.
+        Further remarks, below the table.
     planned : sequence of mapping
-        The settings of all cells, those without a run included: what they vary names each line.
+        The settings of all cells, including those without a run. A key that varies among them is
+        a column of the table, even if all runs so far have the same value.
     """
     axes = _axes_of(measurements, swept, planned)
     by_seed = sorted(measurements, key=lambda measurement: measurement.seed)
@@ -80,7 +82,7 @@ def report_sweep(
 
 
 def _labels(measurements: Sequence[Measurement], axes: Sequence[str]) -> list[Column[Measurement]]:
-    """Return the columns that name a line: what they have for one of its runs."""
+    """Return the columns that name a line; each takes its text from one of the line's runs."""
     labels: list[Column[Measurement]] = [(axis, partial(_label_on, axis)) for axis in axes]
     if have_other_bounds(measurements, axes):
         labels.append(("bounds", lambda run: bounds_and_whose(run.config)))
@@ -94,7 +96,7 @@ def _sweep_table(
     combinations: Iterable[Sequence[Measurement]],
     labels: Sequence[Column[Measurement]],
 ) -> ResultTable:
-    """Return a line for each combination of settings, with the figures of its runs."""
+    """Return a table with a line for each combination of settings, and the figures of its runs."""
     lines = []
     for runs in combinations:
         line = [label(runs[0]) for _, label in labels]
@@ -104,7 +106,7 @@ def _sweep_table(
 
 
 def _values_on(axes: Iterable[str], config: Settings) -> tuple[Scalar, ...]:
-    """Return a run's values on the axes; it may lack settings of another strategy."""
+    """Return a run's values on the axes; empty for a setting that only other strategies have."""
     return tuple(config.get(axis, "") for axis in axes)
 
 
@@ -114,7 +116,7 @@ def _label_on(axis: str, measurement: Measurement) -> str:
 
 
 def _row_of(measurement: Measurement, axes: Iterable[str]) -> dict[str, str]:
-    """Return a run's row; it has no paths, unless they are an axis and tell it from others."""
+    """Return a run's row. Of the settings in ``PATHS`` it has only those that are an axis."""
     row = to_row(measurement)
     for axis in axes:
         if axis in PATHS:
@@ -125,11 +127,12 @@ def _row_of(measurement: Measurement, axes: Iterable[str]) -> dict[str, str]:
 def _axes_of(
     measurements: Sequence[Measurement], swept: Collection[str], planned: Sequence[Settings]
 ) -> list[str]:
-    """Return the settings that tell the runs of a seed apart: those that were varied.
+    """Return the settings that tell runs of the same seed apart.
 
-    One of which a single value is measured yet is among them: a line has to say whose it is. A run
-    has some of them under another key: what ``own-settings`` holds, and settings of an entry point
-    that are called by its object.
+    These are first the swept keys that vary among the runs or the planned cells. But a run may
+    store a swept setting under another key: the file may give it in ``own-settings``, or as a
+    setting of an entry point. Therefore any other setting is added that differs among runs with
+    the same seed and the same values so far.
     """
     differing = varying(measurements, swept)
     varied = {*differing, *varying_in(planned, swept)}.intersection(swept)
@@ -142,7 +145,7 @@ def _axes_of(
 
 
 def _differs_within(measurements: Sequence[Measurement], axes: Sequence[str], key: str) -> bool:
-    """Tell whether a setting differs among runs of one seed that have the same on all axes."""
+    """Tell whether a setting differs among runs with the same seed and the same values on axes."""
     value_of: dict[tuple[str, ...], str] = {}
     for config in configs_of(measurements):
         place = tuple(repr(config.get(axis)) for axis in (*axes, "seed"))
@@ -155,13 +158,13 @@ def _differs_within(measurements: Sequence[Measurement], axes: Sequence[str], ke
 def _draw_sweep(
     name: str, measurements: Sequence[Measurement], keys: Sequence[str], folder: Path
 ) -> list[Path]:
-    """Draw a sweep over rounds, and along the axis with most numbers; return the pictures."""
+    """Draw a sweep over rounds, and along its axis with most numbers; return the files' paths."""
     axes = axes_of(measurements, keys)
     along = roles_of(axes, over_rounds=False)
     over_rounds = roles_of(axes, over_rounds=True)
     by_axis = folder / "axes.png"
     by_round = folder / "accuracy.png"
-    for earlier in (by_axis, by_round):  # Of a sweep of this name that had other axes.
+    for earlier in (by_axis, by_round):  # An earlier sweep with this name may have had other axes.
         earlier.unlink(missing_ok=True)
     drawn = []
     if along != over_rounds:

@@ -1,4 +1,4 @@
-"""Means over seeds, and a table as a page."""
+"""Means over seeds, and tables that are printed and written as a Markdown page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedif_flower.tables import ResultTable, print_line
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 Column = tuple[str, Callable[[T], str]]
-"""A column of a table: its heading, and a function that returns what it has for an item."""
+"""A column of a table: its heading, and a function that returns an item's text in it."""
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return items by what ``key`` returns for them, all in the order of their coming."""
+    """Return items grouped by ``key``; the groups, and the items in each, keep their order."""
     groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -30,21 +30,21 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 @dataclass(frozen=True)
 class MeanStd:
-    """A mean over seeds, with its sample standard deviation if there are two or more."""
+    """A mean over seeds and its sample standard deviation, ``None`` where there is one seed."""
 
     mean: float
     std: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
-        """Return mean and standard deviation of one or more values."""
+        """Return the mean and the standard deviation of one or more values."""
         std = None
         if len(values) > 1:
             std = statistics.stdev(values)
         return cls(statistics.fmean(values), std)
 
     def shown(self, form: str) -> str:
-        """Return both as text, each in a format such as ``".2f"``."""
+        """Return ``"mean±std"``, each in a format such as ``".2f"``, or the mean alone."""
         mean = format(self.mean, form)
         if self.std is None:
             return mean
@@ -71,15 +71,15 @@ def table_of(
     Parameters
     ----------
     title : str
-        Of the table.
+        The table's title.
     columns : sequence of tuple
-        Their headings, and what each has for an item.
+        The heading of each column, and a function that returns an item's text in it.
     items : iterable
-        What the lines are about.
+        The items, one for each line.
     num_labels : int
-        How many of the first columns name a line.
+        How many columns name a line. They come first; the others have figures.
     is_grouped : bool
-        As ``grouped`` of :class:`~fedif_flower.tables.ResultTable`.
+        Whether a first column that repeats is shown once for all of its lines.
     """
     heading = [name for name, _ in columns]
     lines = []
@@ -95,18 +95,19 @@ def pivot(
     values: Iterable[tuple[Sequence[str], str, T]],
     shown: Callable[[list[T]], str],
 ) -> ResultTable:
-    """Return a table of values by line and column, both in the order of their coming.
+    """Return a table of values by line and column, both in the order in which they first come.
 
     Parameters
     ----------
     title : str
-        Of the table.
+        The table's title.
     names : sequence of str
-        What the first columns are called, which name a line.
+        The headings of the first columns, whose entries name a line.
     values : iterable of tuple
-        A line's names, a column's name, and one of the values that meet there.
+        The names of a line, the heading of a column, and a value. Several values may have the same
+        line and column.
     shown : callable
-        Returns what is shown of those; where there are none, it is a dash.
+        Returns the text for all values of a line and column. Without a value, the text is a dash.
     """
     by_line: dict[tuple[str, ...], dict[str, list[T]]] = {}
     for line, column, value in values:
@@ -133,9 +134,9 @@ def write_table(
     pictures: Sequence[Path] = (),
     more: Sequence[ResultTable] = (),
 ) -> None:
-    """Print a table and remarks on it; write both, and its pictures, into ``table.md``.
+    """Print a table and remarks on it; write both, and links to its pictures, into ``table.md``.
 
-    Below it stand ``more`` tables, each with its title.
+    The tables of ``more`` follow, each under its title.
     """
     make_folder(folder)
     page = folder / "table.md"
