@@ -1,4 +1,4 @@
-"""Which cells are far from the paper's figures, from the rows alone."""
+"""The table of the cells whose measurements are far from the paper's figures."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedif_studies.paper.findings import one_each
 from fedif_studies.paper.points import DATA, Filled
 from fedif_studies.paper.tables import TABLES, PaperTable
 
-FAR = 3.0  # Points.
+FAR = 3.0  # Percentage points from the paper's figure: a cell beyond that is in the table.
 _ACCURACIES = frozenset(chain.from_iterable(DATA.values()))
 
 
 class Pixels(NamedTuple):
-    """Cells as they were measured with pixels that were scaled in one way."""
+    """The cells of all tables, measured with pixels scaled in one way, which ``words`` names."""
 
     words: str
     filled: Filled
@@ -29,7 +29,8 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
     Parameters
     ----------
     measured : sequence of Pixels
-        A cell that was measured in several of these ways counts in the first alone.
+        The cells by how pixels were scaled. If a cell was measured with several scalings, only the
+        first counts.
     """
     compared = list(_compared(measured))
     far = [figure for figure in compared if abs(figure.difference()) > FAR]
@@ -39,7 +40,7 @@ def apart_lines(measured: Sequence[Pixels]) -> list[str]:
 
 
 class _Compared(NamedTuple):
-    """A measured cell that the paper prints a figure of, and how its pixels were scaled."""
+    """A measured cell, the paper's figure for it, and how its pixels were scaled."""
 
     pixels: str
     table: PaperTable
@@ -51,7 +52,10 @@ class _Compared(NamedTuple):
         return self.cell.mean(f"{self.table.split}-{name}", 100)
 
     def difference(self) -> float:
-        """Return by how many points its last ten rounds are above the paper; 0: it has none."""
+        """Return how many points its mean of the last ten rounds is above the paper's figure.
+
+        A cell without that mean has 0.
+        """
         last_ten = self.measured("last-ten")
         if last_ten is None:
             return 0.0
@@ -59,7 +63,7 @@ class _Compared(NamedTuple):
 
 
 def _compared(measured: Iterable[Pixels]) -> Iterator[_Compared]:
-    """Yield each figure of the paper's tables once that is measured."""
+    """Yield each measured cell that has a figure in the paper, once."""
     seen: set[frozenset[tuple[str, object]]] = set()
     tables = [table for table in TABLES.values() if not table.is_timed]
     for pixels, table in product(measured, tables):
@@ -71,7 +75,7 @@ def _compared(measured: Iterable[Pixels]) -> Iterator[_Compared]:
 
 
 def _identity(table: PaperTable, cell: TableCell) -> frozenset[tuple[str, object]]:
-    """Return what a cell is a figure of: with the same settings, several tables have the same."""
+    """Return a cell's settings and split. Cells of several tables with the same are one cell."""
     settings = table.settings(cell.row, cell.column)
     return frozenset({**settings, "split": table.split}.items())
 

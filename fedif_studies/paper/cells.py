@@ -1,4 +1,4 @@
-"""The cells of the paper's tables: chosen, run, and filled with what was measured."""
+"""The cells of the paper's tables: which to run, and which measurements belong to each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedif_studies.lab.measurements import PATHS, Measurement, figures_of
 from fedif_studies.lab.table import MeanStd
 from fedif_studies.paper.tables import PaperTable, Settings, Variant
 
-# Free in a table: what changes neither protocol nor method.
+# Settings in which a run may differ from its cell: they change neither protocol nor method.
 _FREE = {
     *PATHS,
     "seed",
@@ -28,25 +28,26 @@ _FREE = {
     "threads-per-client",
     "max-failed-rounds",
     "min-valid-replies",
-    # An examination of held-out labels alone is a report.
+    # An examination of held-out labels changes nothing by itself: it is only reported.
     "validation.vet",
     "validation.seconds",
 }
-# Parts of a run that no cell has: with them it is another run, or takes another time.
+# Parts that a run of a cell must not have, since they change its result. In a timed table, it must
+# not have those either that cost time.
 _WITHOUT: Settings = MappingProxyType({"masking.mode": "off", "evidence.require-signatures": False})
 _TIMED_WITHOUT: Settings = MappingProxyType(
     {"evidence.receipts": False, "gradients.publish": False}
 )
-_MOST_SHOWN = 3  # Settings in which a run differs from a cell.
+_MOST_SHOWN = 3  # At most so many settings are named in which a run differs from a cell.
 
 CellKey = tuple[str, str]
 """The keys of a cell's row and column."""
 Differences = dict[str, tuple[Scalar, Scalar]]
-"""By key: a run's setting, and another one that a cell has."""
+"""The settings in which a run and a cell differ, by key: the run's value, and the cell's."""
 
 
 class Place(NamedTuple):
-    """Where a run stands in a table."""
+    """The place of a run in a table."""
 
     row: Variant
     column: Variant
@@ -54,30 +55,31 @@ class Place(NamedTuple):
 
 
 def cell_name(row: Variant, column: Variant, seed: int) -> str:
-    """Return what a cell is called: its column, its row, its seed."""
+    """Return the name of a cell: ``<column>_<row>_seed<seed>``."""
     return f"{column.key}_{row.key}_seed{seed}"
 
 
 def select(
     table: PaperTable, methods: Sequence[str] = (), patterns: Sequence[str] = (), seeds: int = 1
 ) -> list[Place]:
-    """Return the (row, column, seed) that were asked for: seed by seed, row by row.
+    """Return the places (row, column, seed) that a user asks for: seed by seed, row by row.
 
     Parameters
     ----------
     table : PaperTable
         The table.
     methods : sequence of str
-        Rows, in this order; empty: all.
+        The keys of rows, in the order of the result; empty for all rows.
     patterns : sequence of str
-        Shell patterns on a cell's name, with or without its seed, or on its column; empty: all.
+        Shell patterns for a cell's name, with or without the seed, or for its column's key; empty
+        for all cells.
     seeds : int
-        Seeds 0 ... seeds - 1.
+        How many seeds: 0 to ``seeds - 1``.
 
     Raises
     ------
     ConfigError
-        If a row is unknown, or no cell is left.
+        If a row is unknown, or no cell fits.
     """
     rows = {row.key: row for row in table.rows}
     for name in methods:
@@ -96,7 +98,7 @@ def select(
 
 
 def _fits(place: Place, patterns: Sequence[str]) -> bool:
-    """Return whether a cell, with its seed or without, or its column has one of the patterns."""
+    """Return whether a pattern fits a cell's name, with or without its seed, or its column."""
     row, column, seed = place
     names = (cell_name(row, column, seed), f"{column.key}_{row.key}", column.key)
     return any(fnmatchcase(name, pattern) for name, pattern in product(names, patterns))
@@ -109,25 +111,25 @@ def table_cells(
     rounds: int | None = None,
     data_dir: str = "",
 ) -> list[Cell]:
-    """Return cells of tables, ready to run: seed by seed.
+    """Return cells of tables, ready to run, seed by seed.
 
     Parameters
     ----------
     chosen : iterable of tuple
-        Tables, and the cells that :func:`select` chose of each.
+        Each table, and the places in it that :func:`select` returned.
     defaults : Mapping[str, Scalar]
-        A complete run config, for everything that the table leaves open.
+        A complete run config: the values of all settings that a table does not set.
     output_dir : Path
-        Results go to ``<output>/<table>/``.
+        Results go to ``<output_dir>/<table>/``.
     rounds : int, optional
-        Instead of the table's own number.
+        The number of rounds, instead of the table's own.
     data_dir : str
-        Where the data sets are.
+        The folder of the data sets.
     """
     places: list[tuple[PaperTable, Place]] = []
     for table, places_of_table in chosen:
         places += product([table], places_of_table)
-    places.sort(key=lambda pair: pair[1].seed)  # Seed by seed; else they stay in order.
+    places.sort(key=lambda pair: pair[1].seed)  # The sort is stable: a seed's places stay in order.
     cells = []
     for table, (row, column, seed) in places:
         settings = {**defaults, **table.settings(row, column), "seed": seed}
@@ -147,13 +149,14 @@ class TableCell:
     Attributes
     ----------
     row, column : Variant
-        Where it is.
+        Its row and its column.
     measurements : tuple of Measurement
-        One for each seed, all of the same number of rounds; empty: missing.
+        One measurement for each seed, all with the same number of rounds; empty if none is there.
     paper : MeanStd, optional
         The paper's value and standard deviation.
     gpu : str
-        The GPU that measured it, which has a row of its own; empty: a CPU.
+        The GPU that measured it; empty if a CPU did. The measurements of a GPU stand in a line of
+        their own.
     """
 
     row: Variant
@@ -164,23 +167,23 @@ class TableCell:
 
     @property
     def key(self) -> CellKey:
-        """Its row and its column: the same for what a CPU and a GPU measured of it."""
+        """Its row and its column, whether a CPU or a GPU measured it."""
         return self.row.key, self.column.key
 
     @property
     def line_key(self) -> CellKey:
-        """Its line, which is its row and the GPU that measured it, and its column."""
+        """Its line and its column; the line is its row with the GPU that measured it, if any."""
         return f"{self.row.key} {self.gpu}".strip(), self.column.key
 
     @property
     def title(self) -> str:
-        """What its row is called."""
+        """The title of its line."""
         if not self.gpu:
             return self.row.title
         return f"{self.row.title} ({self.gpu})"
 
     def mean(self, name: str, scale: int = 1) -> MeanStd | None:
-        """Return a figure over seeds, times ``scale``; ``None`` where nobody has it."""
+        """Return a figure's mean over seeds, times ``scale``; ``None`` if no run has the figure."""
         values = [scale * figure for figure in figures_of(self.measurements, name)]
         if not values:
             return None
@@ -188,7 +191,7 @@ class TableCell:
 
 
 def keys_of(cells: Iterable[TableCell]) -> set[CellKey]:
-    """Return the rows and columns of cells; one that a CPU and a GPU measured is one cell."""
+    """Return the keys of cells; a cell that both a CPU and a GPU measured has one key."""
     return {cell.key for cell in cells}
 
 
@@ -211,24 +214,24 @@ def fill_table(
 ) -> list[TableCell]:
     """Return every cell of a table, column by column, with the measurements that belong to it.
 
-    Those of a GPU are cells of their own, after the CPU's.
+    The measurements of a GPU make a cell of their own, after the CPU's.
 
     Parameters
     ----------
     table : PaperTable
         The table.
     measurements : iterable of Measurement
-        Any runs; those with other settings than a cell's are left out.
+        Any runs; those that have no cell's settings are left out.
     defaults : Mapping[str, Scalar]
-        A complete run config, for everything that the table leaves open.
+        A complete run config: the values of all settings that the table does not set.
     rounds : int, optional
-        Only runs of so many rounds; ``None``: of the table's own number. Accuracies after another
-        number of rounds than the paper's have none of its figures beside them.
+        The number of rounds of the runs; by default, the table's own. With another number, cells
+        of accuracies do not have the paper's figures, which could not be compared.
     changed : Mapping[str, Scalar]
-        What the runs have in place of the cells' own settings.
+        Settings that replace those of the cells.
     """
     length = rounds or table.rounds
-    # Seconds are those of a round.
+    # Seconds are per round, so they can be compared after any number of rounds.
     compared = table.is_timed or length == table.rounds
     fitting = [run for run in measurements if run.rounds == length and _is_for(run, table)]
     cells = []
@@ -247,9 +250,9 @@ def fill_table(
 def _by_gpu(
     measurements: Iterable[Measurement], settings: Mapping[str, Scalar]
 ) -> dict[str, list[Measurement]]:
-    """Return the measurements with a cell's settings by GPU; those of a CPU under ``""``.
+    """Return the measurements with a cell's settings, by GPU; those of a CPU are under ``""``.
 
-    GPUs sum in another order, and take other times.
+    They are kept apart since a GPU rounds differently, and takes other times.
     """
     by_gpu: dict[str, list[Measurement]] = {"": []}
     for measurement in measurements:
@@ -259,13 +262,13 @@ def _by_gpu(
 
 
 def _last_of_each_seed(measurements: Iterable[Measurement]) -> tuple[Measurement, ...]:
-    """Return one for each seed, by seeds: of several the last, since new results stand last."""
+    """Return the last measurement of each seed, in the order of seeds; new results come last."""
     by_seed = {measurement.seed: measurement for measurement in measurements}
     return tuple(by_seed[seed] for seed in sorted(by_seed))
 
 
 def measured_or_missing(cells: Sequence[TableCell]) -> list[TableCell]:
-    """Return cells without those of a CPU that a GPU alone has measured."""
+    """Return cells, less those that no CPU has measured but a GPU has."""
     measured_by_gpu = {cell.key for cell in cells if cell.gpu}
     return [cell for cell in cells if cell.measurements or cell.key not in measured_by_gpu]
 
@@ -279,7 +282,7 @@ def measurements_of(cells: Iterable[TableCell]) -> list[Measurement]:
 
 
 class CellSettings(NamedTuple):
-    """The settings that a run of a cell has to have."""
+    """A cell, and the settings that a run needs to belong to it."""
 
     table: PaperTable
     row: Variant
@@ -290,16 +293,16 @@ class CellSettings(NamedTuple):
 def settings_of_cells(
     tables: Iterable[PaperTable], defaults: Settings, changed: Settings = MappingProxyType({})
 ) -> list[CellSettings]:
-    """Return the settings of every cell, as it is and with what it may have in their place.
+    """Return every cell of tables twice: with its own settings, and with ``changed`` in them.
 
     Parameters
     ----------
     tables : iterable of PaperTable
-        With the cells.
+        The tables of the cells.
     defaults : Mapping[str, Scalar]
-        A complete run config, for everything that a table leaves open.
+        A complete run config: the values of all settings that a table does not set.
     changed : Mapping[str, Scalar]
-        What a cell may have in place of its own settings.
+        Settings that a run may have instead of a cell's own.
     """
     cells = []
     for table in tables:
@@ -310,14 +313,14 @@ def settings_of_cells(
 
 
 def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> str:
-    """Return how a run differs from the cell that it comes nearest to; empty: it is one.
+    """Return how a run differs from the nearest cell; empty if the run belongs to a cell.
 
     Parameters
     ----------
     measurement : Measurement
         The run.
     cells : sequence of CellSettings
-        Those that it might be, one or more.
+        The cells to which it might belong, one or more.
     """
     compared = []
     for cell in cells:
@@ -340,11 +343,12 @@ def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> s
 
 
 def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
-    """Return cells with the seeds alone that all measured rows of their column have.
+    """Return cells with only those seeds that all measured rows of their column have.
 
-    Seeds differ by more than many rows do: a mean over some says nothing beside one over others.
+    Accuracies often differ more between seeds than between rows. Therefore only means over the same
+    seeds are compared.
     """
-    shared: dict[str, set[int]] = {}  # By column.
+    shared: dict[str, set[int]] = {}  # The seeds, by column.
     for cell in with_measurements(cells):
         column = cell.column.key
         seeds = {measurement.seed for measurement in cell.measurements}
@@ -358,9 +362,9 @@ def of_shared_seeds(cells: Sequence[TableCell]) -> list[TableCell]:
 
 
 def best_of_the_paper(table: PaperTable) -> set[CellKey]:
-    """Return (row, column) of the highest figure of each column that the paper prints.
+    """Return the (row, column) of the highest figure that the paper prints in each column.
 
-    That is over all rows of its table, measured here or not.
+    All rows of the paper's table count, whether they were measured here or not.
     """
     cells = []
     for column, row in product(table.columns, table.rows):
@@ -371,11 +375,11 @@ def best_of_the_paper(table: PaperTable) -> set[CellKey]:
 def best_rows(
     cells: Iterable[TableCell], value: Callable[[TableCell], MeanStd | None]
 ) -> set[CellKey]:
-    """Return the lines and columns of the highest mean of each column that has two or more.
+    """Return the (line, column) of the highest mean in each column that has two or more means.
 
-    Means that are the same at two decimals, as tables show them, are equally high.
+    Means are compared at two decimals, as tables show them, so several may be the highest.
     """
-    means: dict[str, dict[CellKey, float]] = {}  # By column, and there by line and column.
+    means: dict[str, dict[CellKey, float]] = {}  # By column, then by (line, column).
     for cell in cells:
         figure = value(cell)
         if figure is not None:
@@ -393,35 +397,37 @@ def best_rows(
 def _settings_of(
     table: PaperTable, row: Variant, column: Variant, defaults: Settings, changed: Settings
 ) -> dict[str, Scalar]:
-    """Return the settings that a run of a cell has to have."""
+    """Return the settings that a run needs to belong to a cell."""
     free = set(_FREE)
     without = dict(_WITHOUT)
     if table.is_timed:
         without |= _TIMED_WITHOUT
         free.add("normalization")  # Seconds do not depend on how pixels are scaled.
-        free.remove("threads-per-client")  # They do depend on how many cores a client has.
+        free.remove("threads-per-client")  # Seconds do depend on a client's number of threads.
     every_setting = {**defaults, **table.settings(row, column), **changed}
     config = RunConfig.from_run_config(every_setting).to_mapping()
     return {key: value for key, value in config.items() if key not in free} | without
 
 
 def _is_for(measurement: Measurement, table: PaperTable) -> bool:
-    """Tell whether a run may be a cell of a table: seconds count in the table they are run for.
+    """Tell whether a run may belong to a cell of a table.
 
-    Cells of other tables may have been run several at a time.
+    A timed table takes only runs that were made for it, or for no table: runs for other tables may
+    have run several at a time.
     """
     return not table.is_timed or measurement.group in ("", table.name)
 
 
 def _differences(measurement: Measurement, settings: Mapping[str, Scalar]) -> Differences:
-    """Return by key a run's setting and a cell's, where these are not the same."""
+    """Return the settings in which a run differs from a cell."""
     config = dict(measurement.config)
-    # A folder of CIFAR-10's images stands for CIFAR-10; only a cell's label says that it is one.
+    # A run on CIFAR-10 as a folder of images has dataset = "image-folder". Only the name of its
+    # data, which comes from the cell's label, says that this is CIFAR-10.
     if settings["dataset"] == "cifar10" and measurement.data.startswith("CIFAR-10 ("):
         config["dataset"] = "cifar10"
     differences = {}
     for key, value in settings.items():
-        # A setting that a run lacks did not exist yet, nor what it would have changed.
+        # A setting that a run lacks did not exist when it ran, nor did what the setting changes.
         if key in config and config[key] != value:
             differences[key] = (config[key], value)
     return differences

@@ -54,10 +54,10 @@ def paper(
     defaults = RunConfig.defaults()
     if device:
         defaults["device"] = device
-    # One that is not there is an error before any data is read.
+    # A device that is not there shall be an error before any data is read.
     select_device(RunConfig.from_run_config(defaults).device)
     to_run = table_cells(places, defaults, output_dir, rounds, data_dir)
-    # Seconds are measured one cell at a time.
+    # Cells that ran at the same time would slow each other down.
     if any(table.is_timed for table in chosen):
         jobs = 1
     complete = run_cells(to_run, jobs, again=again)

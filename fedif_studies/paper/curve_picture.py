@@ -1,4 +1,4 @@
-"""Accuracy over rounds in the heaviest columns, FedAvg beside FedIF beside AFedSV."""
+"""The picture of FedAvg's, FedIF's and AFedSV's accuracy over rounds in the heaviest columns."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from fedif_studies.pictures.svg import Drawing, Kind
 
 _DRAWN = ("fedavg", "fedif", "afedsv")
 _LAST = 100  # The round that the paper's figures are of.
-_POINTS = 20  # Rounds from a point of a curve to the next.
+_POINTS = 20  # The number of rounds from one point on a curve to the next.
 
 
 class CurvePanel(NamedTuple):
-    """A column whose curves are drawn: its title, its methods, and what is there by method.
+    """A panel with the curves of a column of the paper's tables.
 
-    ``kinds`` tells the curves of a GPU from those of a CPU.
+    ``rows`` are the methods to draw. By a method's key, ``curves`` has its accuracies, ``kinds``
+    the look of its points (a GPU's curve differs from a CPU's) and ``printed`` the paper's figure.
     """
 
     title: str
@@ -45,7 +46,7 @@ class CurvePanel(NamedTuple):
 
 
 def heaviest(table: PaperTable, attack: str) -> Variant:
-    """Return the column of an attack with most malicious clients, and the worst they do."""
+    """Return an attack's column with most malicious clients, and of these the strongest attack."""
     columns = [column for column in table.columns if column.settings.get("attack") == attack]
 
     def weight(column: Variant) -> tuple[float, float, float]:
@@ -59,7 +60,7 @@ def heaviest(table: PaperTable, attack: str) -> Variant:
 
 
 def curve_panels(filled: Filled, curves: Mapping[str, Curves]) -> list[CurvePanel]:
-    """Return the four heaviest columns: label noise and gradient noise on both data sets."""
+    """Return four panels: the heaviest label noise and gradient noise on both data sets."""
     panels = []
     for data, (poisoned, noisy) in DATA.items():
         for name, attack in ((poisoned, "label-noise"), (noisy, "gradient-noise")):
@@ -73,11 +74,12 @@ def curve_panels(filled: Filled, curves: Mapping[str, Curves]) -> list[CurvePane
 def _curve_panel(
     title: str, table: PaperTable, cells: Sequence[TableCell], curves: Curves
 ) -> CurvePanel:
-    """Return what is there of a column; a method's curve is a CPU's, else a GPU's."""
+    """Return the panel of a column. A method's curve is that of a CPU, or else of a GPU."""
     drawn: dict[str, Curve] = {}
     kinds: dict[str, Kind] = {}
     printed = {}
-    for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
+    # A CPU's cell has gpu = "" and sorts first.
+    for cell in sorted(cells, key=lambda cell: cell.gpu):
         curve = curves.mean(cell)
         if curve and cell.row.key not in drawn:
             drawn[cell.row.key] = curve
@@ -89,7 +91,7 @@ def _curve_panel(
 
 
 def curves_picture(filled: Filled, curves: Mapping[str, Curves]) -> Picture:
-    """Return accuracy over rounds, FedAvg beside FedIF beside AFedSV."""
+    """Return the picture of the three methods' accuracy over rounds."""
     title = "Test accuracy in % over rounds under the heaviest label noise and gradient noise"
     panels = curve_panels(filled, curves)
     finding = curves_finding({panel.title: _last_accuracies(panel) for panel in panels})
@@ -101,7 +103,7 @@ def curves_picture(filled: Filled, curves: Mapping[str, Curves]) -> Picture:
 
 
 def _last_accuracies(panel: CurvePanel) -> dict[str, float]:
-    """Return how each method whose curve is there ends, in percent, by the method's title."""
+    """Return the last accuracy in percent of each method with a curve, by the method's title."""
     accuracies = {}
     for row in panel.rows:
         if row.key in panel.curves:
@@ -111,7 +113,7 @@ def _last_accuracies(panel: CurvePanel) -> dict[str, float]:
 
 
 def _missing_curves(panels: Sequence[CurvePanel]) -> str:
-    """Return how many curves are not there, and which."""
+    """Return a sentence on how many curves are missing, and which."""
     count = 0
     num_curves = 0
     by_panel = []
@@ -128,7 +130,7 @@ def _missing_curves(panels: Sequence[CurvePanel]) -> str:
 
 
 def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding: str) -> str:
-    """Return the picture's text for a width: a panel for each column, each on its own scale."""
+    """Return the SVG text for a sheet: a panel for each column, each on its own scale."""
     entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in panels[0].rows]
     marks = (
         f"Means over seeds, a point at every {_POINTS}th round (with a hole: on a GPU). Hollow, at "
@@ -153,7 +155,7 @@ def _draw_curves(panels: Sequence[CurvePanel], sheet: Sheet, title: str, finding
             height=height,
             above=above * sheet.size,
             below=2.7 * sheet.size,
-            each_left=3.0 * sheet.size,  # For a value such as 86.5.
+            each_left=3.0 * sheet.size,  # Room for a label such as 86.5.
         )
 
     return compose(sheet, title, finding, entries, marks, body)
@@ -185,7 +187,7 @@ def _values_in_view(panel: CurvePanel) -> list[float]:
     values = []
     for row in panel.rows:
         for number, accuracy in panel.curves.get(row.key, ()):
-            # The steep beginning would take most of the panel's height.
+            # Earlier rounds are left out: the steep beginning would take most of the height.
             if number >= _POINTS:
                 values.append(100 * accuracy)
         if row.key in panel.printed:
@@ -205,7 +207,7 @@ def _draw_curve(drawing: Drawing, along: Scale, up: Scale, row: Variant, panel: 
 
 
 def _write_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int) -> None:
-    """Write a panel's title, in two lines where panels are narrow, and what its axis is."""
+    """Write a panel's title, in two lines where several panels share a row, and its axis label."""
     size = drawing.size
     middle = box.left + box.width / 2
     below = (middle, box.bottom + 2.3 * size)

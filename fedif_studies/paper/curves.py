@@ -1,7 +1,7 @@
-"""Accuracy by round of each published cell: thin rows, every fifth round.
+"""Accuracy over rounds of each cell in the committed rows, for every fifth round.
 
-A run's folder has every round, but is no part of what is published. These rows are, so that the
-curve of a cheaper run has something to stand beside.
+A run's folder has every round, but folders are not committed. These rows are, so that the curve of
+another run can be compared with them.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from fedif_studies.lab.measurements import SPLITS, Measurement
 from fedif_studies.paper.cells import TableCell
 from fedif_studies.rows import replace_all_rows
 
-EVERY = 5  # Rounds; the last one stands there too.
+EVERY = 5  # Every so many rounds have a row; the last round has one, too.
 _KEY = ("row", "column", "seed", "gpu", "normalization", "revision")
 Key = tuple[str, ...]
-"""What tells a curve from others: its row and column, and what measured it."""
+"""Identifies a curve by its values in the columns of ``_KEY``."""
 Curve = Sequence[tuple[int, float]]
-"""Rounds, and the accuracy after each, in [0, 1]."""
+"""Pairs of a round and the accuracy after it, in [0, 1]."""
 
 
 def path_of(docs: Path, table: str) -> Path:
-    """Return where the curves of a table lie."""
+    """Return the path of the file of a table's curves."""
     return docs / "results" / f"{table}-curves.csv"
 
 
 def curve_rows(cells: Iterable[TableCell]) -> list[dict[str, str]]:
-    """Return a row for every fifth round of each measurement whose rounds are there.
+    """Return a row for every fifth round of each measurement that has a run's folder.
 
-    Each has ``row``, ``column``, ``seed``, ``gpu``, ``normalization`` and ``revision``, which its
-    measurement's row has too, the round, and the accuracies in [0, 1].
+    A row has the columns ``row``, ``column``, ``seed``, ``gpu``, ``normalization`` and
+    ``revision``, as the measurement's own row has them, the round, and the accuracies in [0, 1].
     """
     rows = []
     for cell in cells:
@@ -55,7 +55,7 @@ def _key_of_curve(cell: TableCell, measurement: Measurement) -> Key:
 
 
 def _thinned(measurement: Measurement) -> list[dict[str, str]]:
-    """Return what every fifth round and the last one have; nothing without the run's folder."""
+    """Return the accuracies of every fifth round and of the last; none without a run's folder."""
     by_round: dict[int, dict[str, str]] = {}
     for split in SPLITS:
         for number, accuracy in measurement.curve(split):
@@ -69,15 +69,15 @@ def _thinned(measurement: Measurement) -> list[dict[str, str]]:
 def update_curves(path: Path, cells: Sequence[TableCell]) -> None:
     """Add the curves of new measurements to a table's file.
 
-    What stays there are the curves of cells whose rows are still those that they were of.
+    An earlier curve stays there only if its measurement is still among those of the cells.
 
     Parameters
     ----------
     path : Path
         The CSV file.
     cells : sequence of TableCell
-        All cells of the table with their measurements: new ones, whose runs' folders are there, and
-        those of committed rows.
+        All cells of the table, with new measurements, which have runs' folders, and with those of
+        committed rows.
     """
     new_rows = curve_rows(cells)
     if not new_rows:
@@ -92,7 +92,7 @@ def update_curves(path: Path, cells: Sequence[TableCell]) -> None:
         if key in published and key not in renewed:
             staying.append(row)
     rows = [*staying, *new_rows]
-    # By all but the revision: it is the last in the key.
+    # By all of the key but its last value, the revision.
     rows.sort(key=lambda row: (_key_of_row(row)[:-1], int(row["round"])))
     replace_all_rows(path, rows)
 
@@ -107,7 +107,7 @@ class Curves:
     Parameters
     ----------
     path : Path
-        The file; without it there is none.
+        The CSV file; if it does not exist, no cell has a curve.
     """
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Curves:
             curve[int(row["round"])] = float(row["test"])
 
     def mean(self, cell: TableCell) -> Curve:
-        """Return the mean over those seeds of a cell that have a curve; empty: none has one."""
+        """Return the mean curve over the cell's seeds that have one; empty if none has."""
         curves = []
         for measurement in cell.measurements:
             curve = self._by_key.get(_key_of_curve(cell, measurement))

@@ -1,4 +1,4 @@
-"""The AUC of scores and the seconds of aggregation, a line for each column or method."""
+"""Pictures of the AUC of scores and of the seconds of aggregation, as dots on lines."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fedif_studies.pictures.dots import Dot, DotPanel, DotPlot, Line
 from fedif_studies.pictures.panels import Entry, Sheet
 from fedif_studies.pictures.sheets import Picture
 
-_SCORED = ("fedif", "afedsv")  # Their scores are said to find who is malicious.
+_SCORED = ("fedif", "afedsv")  # The methods whose scores are said to find malicious clients.
 
 
 def auc_picture(filled: Filled) -> Picture:
-    """Return the AUC of scores by column."""
+    """Return the picture of the AUC of scores, with a line for each column of the tables."""
     title = "AUC of scores: low scores as a sign of who is malicious (1: perfect, 0.5: chance)"
     cells_by_data = {data: _scored_cells(filled, data) for data in DATA}
     finding = auc_finding(cells_by_data)
@@ -53,7 +53,7 @@ def auc_picture(filled: Filled) -> Picture:
 
 
 def _scored_cells(filled: Filled, data: str) -> list[TableCell]:
-    """Return the cells of a data set's tables whose scores can find somebody."""
+    """Return the cells of a data set's tables that have an AUC once they are measured."""
     cells: list[TableCell] = []
     for name in DATA[data]:
         cells += filter(_has_scores, filled[name])
@@ -66,7 +66,7 @@ def _has_scores(cell: TableCell) -> bool:
 
 
 def _missing_scores(cells_by_data: Mapping[str, Sequence[TableCell]]) -> str:
-    """Return how many cells have no AUC; one that a CPU and a GPU have is one cell."""
+    """Return how many cells have no AUC; a cell that both a CPU and a GPU measured counts once."""
     count = 0
     measured = 0
     for cells in cells_by_data.values():
@@ -78,7 +78,7 @@ def _missing_scores(cells_by_data: Mapping[str, Sequence[TableCell]]) -> str:
 
 
 def _low_end(panels: Iterable[DotPanel]) -> float:
-    """Return where the scale begins: below chance, and below every point."""
+    """Return the low end of the scale, below 0.5 (chance) and below every point."""
     low = 0.45
     for panel in panels:
         for line in panel.lines:
@@ -88,14 +88,14 @@ def _low_end(panels: Iterable[DotPanel]) -> float:
 
 
 def _title_of(method: str) -> str:
-    """Return what a method's row is called; every table of accuracies has all of them."""
+    """Return a method's title. Any table of accuracies has all methods."""
     titles = {row.key: row.title for row in TABLES["cifar10"].rows}
     return titles[method]
 
 
 def _auc_lines(cells: Sequence[TableCell]) -> list[Line]:
     """Return a line for each column, with a point for each method above and below it."""
-    # One without a point has its line all the same.
+    # A column without a point has its line, too.
     dots: dict[str, list[Dot]] = {cell.column.title: [] for cell in cells}
     for point in points_of(cells, lambda cell: cell.mean(AUC), lambda _: None):
         dots[point.column.title].append(_auc_dot(point))
@@ -112,7 +112,7 @@ def _auc_dot(point: Point) -> Dot:
 
 
 def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
-    """Return seconds of aggregation, here and in the paper."""
+    """Return the picture of seconds of aggregation here and in the paper, a line per method."""
     title = "Seconds of aggregation in a round, on a logarithmic scale"
     finding = seconds_finding(table, cells)
     points = points_of(
@@ -136,7 +136,7 @@ def seconds_picture(table: PaperTable, cells: Sequence[TableCell]) -> Picture:
 
 
 def _seconds_line(row: Variant, points: Iterable[Point]) -> Line:
-    """Return a method's line, with its points among those of a column."""
+    """Return a method's line, with those points of a column that belong to the method."""
     look = LOOKS[row.key]
     dots = []
     for point in points:

@@ -1,4 +1,4 @@
-"""What a picture of the paper's tables shows, in a sentence or two, computed from the rows."""
+"""Sentences on what the pictures of the paper's tables show, computed from their cells."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from fedif_studies.paper.tables import PaperTable
 LAST_TEN = "test-last-ten"
 AUC = "detection-auc"
 AGGREGATION = "aggregation-seconds-per-round"
-# Without it, a reader would take FedIF's seconds for all that it costs.
+# Without this sentence, a reader would take FedIF's seconds for its whole cost.
 LEFT_OUT = "FedIF takes its gradient while clients train, so its seconds here leave that out."
-_SHARP = 0.95  # An AUC from which on scores are said to find who is malicious.
+_SHARP = 0.95  # From this AUC on, scores are said to find malicious clients.
 
 
 def one_each(cells: Iterable[TableCell]) -> list[TableCell]:
-    """Return each measured cell once: as a CPU measured it, else as a GPU did."""
+    """Return each measured cell once: with a CPU's measurements, or else with a GPU's."""
     chosen: dict[CellKey, TableCell] = {}
-    for cell in sorted(cells, key=lambda cell: cell.gpu):  # A CPU's name is empty here.
+    # A CPU's cell has gpu = "" and sorts first.
+    for cell in sorted(cells, key=lambda cell: cell.gpu):
         if cell.measurements:
             chosen.setdefault(cell.key, cell)
     return list(chosen.values())
 
 
 class Lead(NamedTuple):
-    """By how many points FedIF is ahead of another method in a column."""
+    """FedIF's lead over FedAvg in a column, in percentage points; negative if FedIF is behind."""
 
     column: str
     points: float
 
 
 def leads_here(cells: Sequence[TableCell]) -> list[Lead]:
-    """Return FedIF's lead over FedAvg in each column, over the seeds that both have.
+    """Return FedIF's lead over FedAvg in each column, as a mean over the seeds that both have.
 
-    Those of a CPU are compared where both have them, else those of a GPU.
+    A CPU's measurements are compared if both methods have them, or else a GPU's.
     """
     leads = []
     for cells_of_column in grouped(cells, lambda cell: cell.column.key).values():
@@ -49,9 +50,9 @@ def leads_here(cells: Sequence[TableCell]) -> list[Lead]:
 
 
 def _gains_in(cells: Iterable[TableCell]) -> list[float]:
-    """Return FedIF's points beyond FedAvg's in a column, for each seed that both have."""
+    """Return FedIF's lead over FedAvg in a column, in points, for each seed that both have."""
     by_gpu = grouped(cells, lambda cell: cell.gpu)
-    for gpu in sorted(by_gpu):  # A CPU's name is empty here.
+    for gpu in sorted(by_gpu):  # A CPU's cells have gpu = "" and come first.
         by_row = {cell.row.key: cell for cell in by_gpu[gpu]}
         if "fedif" in by_row and "fedavg" in by_row:
             gains = _gains(by_row["fedif"], by_row["fedavg"])
@@ -61,7 +62,7 @@ def _gains_in(cells: Iterable[TableCell]) -> list[float]:
 
 
 def _gains(first: TableCell, second: TableCell) -> list[float]:
-    """Return a cell's points beyond another's, for each seed that both have."""
+    """Return how many points ``first`` is above ``second``, for each seed that both have."""
     second_by_seed = {m.seed: m.figures[LAST_TEN] for m in second.measurements}
     gains = []
     for measurement in first.measurements:
@@ -73,7 +74,7 @@ def _gains(first: TableCell, second: TableCell) -> list[float]:
 
 def leads_of_paper(cells: Iterable[TableCell]) -> list[Lead]:
     """Return FedIF's lead over FedAvg in each column, as the paper prints it."""
-    printed: dict[str, dict[str, float]] = {}  # By column and row.
+    printed: dict[str, dict[str, float]] = {}  # By column's title, then by row's key.
     for cell in cells:
         if cell.paper is not None:
             printed.setdefault(cell.column.title, {})[cell.row.key] = cell.paper.mean
@@ -85,7 +86,7 @@ def leads_of_paper(cells: Iterable[TableCell]) -> list[Lead]:
 
 
 def accuracy_finding(cells: Sequence[TableCell]) -> str:
-    """Return who is ahead here and in the paper, and how far both are apart."""
+    """Return how often FedIF leads FedAvg here and in the paper, and how far both are apart."""
     here = leads_here(cells)
     paper = leads_of_paper(cells)
     of_paper = f"in the paper in {_num_ahead(paper)} of {len(paper)}"
@@ -110,7 +111,7 @@ def _columns(count: int) -> str:
 
 
 def _apart(cells: Sequence[TableCell]) -> str:
-    """Return how far measured cells are from the paper's figures."""
+    """Return a sentence on how far measured cells are from the paper; empty if none has both."""
     distances = []
     for cell in one_each(cells):
         measured = cell.mean(LAST_TEN, 100)
@@ -128,12 +129,12 @@ def _apart(cells: Sequence[TableCell]) -> str:
 
 
 def curves_finding(panels: Mapping[str, Mapping[str, float]]) -> str:
-    """Return where the methods stand after the last round.
+    """Return a sentence on the methods' accuracies after the last round.
 
     Parameters
     ----------
     panels : mapping of str to mapping of str to float
-        By panel and method: the last accuracy in percent.
+        The last accuracy in percent, by panel and then by method.
     """
     sentences = []
     for panel, last in panels.items():
@@ -146,12 +147,12 @@ def curves_finding(panels: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def auc_finding(panels: Mapping[str, Sequence[TableCell]]) -> str:
-    """Return how often a method's scores tell malicious clients from honest ones.
+    """Return sentences on how often each method's scores find malicious clients.
 
     Parameters
     ----------
     panels : mapping of str to sequence of TableCell
-        By data set: the cells of its columns with an attack.
+        By data set, the cells of its columns with an attack.
     """
     sentences = []
     for data, cells in panels.items():
@@ -178,7 +179,7 @@ def _sharpness(method: str, measured: Sequence[tuple[float, str]]) -> str:
 
 
 def seconds_finding(table: PaperTable, cells: Sequence[TableCell]) -> str:
-    """Return how many times as long AFedSV aggregates as FedIF, here and in the paper."""
+    """Return sentences on how many times as long AFedSV aggregates as FedIF, here and in print."""
     sentences = []
     for column in table.columns:
         here = _seconds_here(of_column(cells, column))
@@ -199,20 +200,23 @@ def seconds_finding(table: PaperTable, cells: Sequence[TableCell]) -> str:
 
 
 def _seconds_here(cells: Sequence[TableCell]) -> dict[str, float]:
-    """Return the seconds of a column's methods: a CPU's where it has both, else a GPU's."""
+    """Return the seconds of a column by method: a CPU's if it measured both FedIF and AFedSV.
+
+    Otherwise they are those of a GPU that measured both; empty if there is none.
+    """
     by_gpu: dict[str, dict[str, float]] = {}
     for cell in cells:
         figure = cell.mean(AGGREGATION)
         if figure is not None:
             by_gpu.setdefault(cell.gpu, {})[cell.row.key] = figure.mean
-    for gpu in sorted(by_gpu):  # A CPU's name is empty here.
+    for gpu in sorted(by_gpu):  # A CPU's seconds are under "" and come first.
         if by_gpu[gpu].keys() >= {"fedif", "afedsv"}:
             return by_gpu[gpu]
     return {}
 
 
 def printed_seconds(table: PaperTable, row: str, column: str) -> MeanStd | None:
-    """Return the seconds of aggregation that the paper prints."""
+    """Return the seconds of aggregation that the paper prints; ``None`` if it prints none."""
     figure = table.paper.get(row, {}).get(f"{column}_aggregation")
     if figure is None:
         return None
@@ -220,5 +224,5 @@ def printed_seconds(table: PaperTable, row: str, column: str) -> MeanStd | None:
 
 
 def _ratio(long: float, short: float) -> str:
-    """Return how many times as long, in two digits: seconds are no more exact."""
+    """Return how many times as long, in two digits, since seconds are not more exact."""
     return f"{float(f'{long / short:.2g}'):,.0f} times"

@@ -1,4 +1,4 @@
-"""What FedIF brings beside FedAvg, column by column, here and in the paper: from the rows alone."""
+"""The table of FedIF's leads over FedAvg, column by column, here and in the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MALICIOUS_WEIGHT = "malicious-weight-share"
 
 
 class _Gain(NamedTuple):
-    """A column of a table: both methods' cells in it, and FedIF's leads here and in the paper."""
+    """A column of the paper's tables: both methods' cells, and FedIF's leads here and in print."""
 
     data: str
     column: str
@@ -26,7 +26,7 @@ class _Gain(NamedTuple):
 
 
 def gains_lines(filled: Filled) -> list[str]:
-    """Return the table of FedIF's leads over FedAvg, in Markdown, and what it says in all.
+    """Return the table of FedIF's leads over FedAvg, in Markdown, and a sentence that sums it up.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def gains_lines(filled: Filled) -> list[str]:
     """
     gains = []
     for data, tables in DATA.items():
-        # A column that stands in two tables counts once.
+        # The two tables of a data set are joined, so that a column that both have counts once.
         cells: list[TableCell] = []
         for name in tables:
             cells += filled[name]
@@ -45,7 +45,7 @@ def gains_lines(filled: Filled) -> list[str]:
 
 
 def _gains_in(data: str, cells: Sequence[TableCell]) -> list[_Gain]:
-    """Return what FedIF brings in each column of a data set."""
+    """Return FedIF's lead in each column of a data set."""
     measured = {(cell.column.title, cell.row.key): cell for cell in one_each(cells)}
     leads = {lead.column: lead.points for lead in leads_here(cells)}
     printed = {lead.column: lead.points for lead in leads_of_paper(cells)}
@@ -71,7 +71,7 @@ def _shown_figure(cell: TableCell | None, name: str, form: str, scale: int = 1) 
 
 
 def _in_all(gains: Sequence[_Gain]) -> str:
-    """Say how many columns have both methods, and how often FedIF is ahead in them."""
+    """Return a sentence on how many columns have both methods, and how often FedIF leads there."""
     count = 0
     ahead = 0
     ahead_in_paper = 0

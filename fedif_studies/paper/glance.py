@@ -1,4 +1,4 @@
-"""The picture at a glance: three ways to weigh, with bounds and without, in six cases."""
+"""The picture at a glance: three strategies, each with bounds and without, in six cases."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fedif_studies.pictures.svg import Kind, Look
 
 
 class Bar(NamedTuple):
-    """A point of the picture with its bar: a method, with bounds on its updates or without."""
+    """What a point of the picture stands for: a method, with bounds on updates or without."""
 
     method: str
     is_bounded: bool
 
 
 Point = tuple[Bar, float]
-"""An accuracy in percent of one seed, and the bar that it belongs to."""
+"""A bar, and an accuracy in percent that one seed gave for it."""
 Row = Mapping[str, str]
 
 METHODS = MappingProxyType(
@@ -36,16 +36,17 @@ METHODS = MappingProxyType(
         "influence descent": Look("vermillion", "diamond"),
     }
 )
-# As a run config and the paper's tables name them.
+# The methods' titles by their names in a run config and in the paper's tables.
 _METHOD_NAMES = MappingProxyType(
     {"fedavg": "FedAvg", "fedif": "FedIF", "influence-descent": "influence descent"}
 )
-# The kinds of bounds that are shown, and whether they bound anything.
+# The kinds of bounds that the picture shows, and whether they bound anything. Rows with other kinds
+# are left out.
 _BOUNDS = MappingProxyType({"none": False, "full": True})
 
 
 class _Style(NamedTuple):
-    """How a dot with bounds differs from one without: by its kind, and by its place."""
+    """How a dot looks that stands for a method with bounds, or without."""
 
     is_bounded: bool
     words: str
@@ -60,14 +61,17 @@ _STYLES = (
 
 
 class Case(NamedTuple):
-    """A case: what it is called, what the clients do, and where its accuracies stand."""
+    """A panel of the picture: its title, what the clients do, and who reads its accuracies.
+
+    ``points`` takes the folder with the rows and yields the case's points.
+    """
 
     title: str
     words: str
     points: Callable[[Path], Iterator[Point]]
 
     def read(self, results: Path) -> dict[Bar, MeanStd]:
-        """Return each bar's accuracy over seeds, from a folder with the rows."""
+        """Return each bar's mean accuracy over seeds, from the rows in a folder."""
         accuracies: dict[Bar, list[float]] = defaultdict(list)
         for bar, accuracy in self.points(results):
             accuracies[bar].append(accuracy)
@@ -75,12 +79,12 @@ class Case(NamedTuple):
 
 
 def _is_of_case(row: Row, data: str, attack: str, share: float) -> bool:
-    """Tell whether a row is of a data set under an attack by a share of the clients."""
+    """Tell whether a row was measured on this data, under this attack by this share of clients."""
     return row["data"] == data and row["attack"] == attack and float(row["share"]) == share
 
 
 def _of_arena(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
-    """Yield the arena's bouts under an attack."""
+    """Yield points from the arena's rows under an attack."""
     for row in read_rows(results / "arena.csv"):
         if _is_of_case(row, data, attack, share) and row["rule"] in METHODS:
             bar = Bar(row["rule"], _BOUNDS[row["bounds"]])
@@ -88,7 +92,7 @@ def _of_arena(results: Path, data: str, attack: str, share: float) -> Iterator[P
 
 
 def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
-    """Yield the factorial's cells under an attack, without server momentum."""
+    """Yield points from the factorial's rows under an attack, without server momentum."""
     for row in read_rows(results / "factorial.csv"):
         if not _is_of_case(row, data, attack, share) or float(row["momentum"]) != 0:
             continue
@@ -100,10 +104,11 @@ def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterat
 def _of_protocol(
     results: Path, table: str, column: str, bounded: str, descent: str
 ) -> Iterator[Point]:
-    """Yield a column of the paper, from three files.
+    """Yield points for a column of the paper's tables, from three files.
 
-    Its own cells have no bounds. Of all three, rows with pixels scaled by the data's own mean and
-    measured on a CPU are shown.
+    ``table`` has the methods of the paper, without bounds; ``bounded`` has methods under the bounds
+    of each kind; ``descent`` has influence descent without bounds. From all three, only rows count
+    that a CPU measured with pixels scaled by the data's own mean.
     """
     for row in _on_like_terms(results / table):
         if row["column"] == column and row["row"] in _METHOD_NAMES:
@@ -118,14 +123,14 @@ def _of_protocol(
 
 
 def _on_like_terms(path: Path) -> Iterator[Row]:
-    """Yield a file's rows that can stand beside each other in one case."""
+    """Yield a file's rows with pixels scaled by the data's own mean that a CPU measured."""
     for row in read_rows(path):
         if row["normalization"] == "data" and not row.get("gpu"):
             yield row
 
 
 def _last_ten(row: Row) -> float:
-    """Return a run's test accuracy in percent."""
+    """Return a row's mean test accuracy of the last ten rounds, in percent."""
     return 100 * float(row["test-last-ten"])
 
 
@@ -176,7 +181,7 @@ CASES = (
 
 
 def glance_picture(results: Path) -> Picture:
-    """Return the picture.
+    """Return the picture at a glance.
 
     Parameters
     ----------
@@ -211,12 +216,12 @@ def glance_picture(results: Path) -> Picture:
 
 
 def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
-    """Return what bounds bring each method, and how often FedIF is above FedAvg.
+    """Return sentences on how much bounds help each method, and how often FedIF is above FedAvg.
 
     Parameters
     ----------
     cases : sequence of mapping
-        Of each case the accuracies in percent, by method and bounds.
+        For each case, the accuracies in percent by method and bounds.
     """
     sentences = []
     for method in METHODS:
@@ -234,7 +239,7 @@ def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
 
 
 def _differences(cases: Sequence[Mapping[Bar, MeanStd]], first: Bar, second: Bar) -> list[float]:
-    """Return by how much one mean is above another, in the cases that have both."""
+    """Return how far the mean of ``first`` is above that of ``second``, in each case with both."""
     comparable = [figures for figures in cases if first in figures and second in figures]
     return [figures[first].mean - figures[second].mean for figures in comparable]
 

@@ -45,9 +45,11 @@ def write_pictures(docs: Path, filled: Filled, earlier: Filled) -> list[str]:
     Parameters
     ----------
     docs : Path
-        Has ``results/<table>-curves.csv``.
-    filled, earlier : mapping of str to sequence of TableCell
-        The cells of each table, by its name; and as they were measured with other pixels.
+        The folder that has ``results/<table>-curves.csv``.
+    filled : mapping of str to sequence of TableCell
+        The cells of each table, by the table's name.
+    earlier : mapping of str to sequence of TableCell
+        The same cells with the measurements on pixels that were scaled in another way.
     """
     curves = {name: Curves(path_of(docs, name)) for name in ACCURACY_TABLES}
     pictures = [
@@ -74,7 +76,8 @@ def accuracy_picture(
     cells : sequence of TableCell
         Its cells, those without a measurement included.
     earlier : sequence of TableCell
-        The same cells measured with other pixels; they are no points.
+        The same cells with the measurements on pixels that were scaled in another way. They are
+        not drawn; the caption says how many of the missing cells have such a measurement.
     """
     data, _, attacks = table.title.partition(": ")
     title = f"{data}, {attacks}: test accuracy in %, mean of the last ten rounds"
@@ -89,7 +92,7 @@ def accuracy_picture(
 
 
 def _count_earlier(cells: Sequence[TableCell], earlier: Sequence[TableCell]) -> str:
-    """Return how many missing cells were measured with other pixels; empty: none was."""
+    """Return a sentence on missing cells that were measured with other pixels, if there are any."""
     count = len(keys_of(one_each(earlier)) - keys_of(one_each(cells)))
     if not count:
         return ""
@@ -100,7 +103,7 @@ def _count_earlier(cells: Sequence[TableCell], earlier: Sequence[TableCell]) -> 
 def _draw_accuracies(
     table: PaperTable, points: Sequence[Point], sheet: Sheet, title: str, finding: str
 ) -> str:
-    """Return the picture's text for a width: a panel for each column, all on one scale."""
+    """Return the SVG text for a sheet: a panel for each column, all on one scale."""
     entries: list[Entry] = [(LOOKS[row.key], "filled", row.title) for row in table.rows]
     across = len(table.columns)
     height = 300.0
@@ -132,7 +135,7 @@ def _draw_accuracies(
 
 
 def _reach(figure: MeanStd) -> tuple[float, float]:
-    """Return how far a figure's bar goes down and up."""
+    """Return how far a figure's bar goes down (<= 0) and up (>= 0)."""
     deviation = figure.std or 0.0
     return -deviation, deviation
 
@@ -148,7 +151,7 @@ def _ends_of_bars(points: Iterable[Point]) -> list[float]:
 
 
 def _write_column(drawing: Drawing, box: Box, column: Variant) -> None:
-    """Write a column's title above its panel: its attack, and below it how strong that is."""
+    """Write a column's title above its panel: the attack, and below it the attack's strength."""
     words = column.title.split()
     attack = list(itertools.takewhile(lambda word: word[0].isalpha(), words))
     strength = words[len(attack) :]
@@ -161,7 +164,7 @@ def _write_column(drawing: Drawing, box: Box, column: Variant) -> None:
 def _draw_points(
     drawing: Drawing, box: Box, scale: Scale, rows: Sequence[Variant], points: Iterable[Point]
 ) -> None:
-    """Draw a panel's points: a method after the other, each measured first and then the paper."""
+    """Draw a panel's points, method by method: CPU at the left, GPU in the middle, paper right."""
     slot = box.width / len(rows)
     keys = [row.key for row in rows]
     shifts = {"filled": -0.22 * slot, "holed": 0.0, "hollow": 0.22 * slot}

@@ -1,4 +1,4 @@
-"""The points of the pictures of the paper's tables, and what they look like."""
+"""The points in pictures of the paper's tables, and how they look."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedif_studies.pictures.svg import Kind, Look
 Filled = Mapping[str, Sequence[TableCell]]
 """The cells of each table, by its name."""
 
-# By data set: its tables of poisoned examples and of noisy updates.
+# By data set, its tables of poisoned examples and of noisy updates.
 DATA = MappingProxyType(
     {
         "CIFAR-10": ("cifar10", "cifar10-gradient"),
@@ -37,10 +37,10 @@ MARKS = (
 
 
 class Point(NamedTuple):
-    """A point of a picture: where it belongs, and its figure.
+    """A point of a picture: its row and column, its kind and its figure.
 
-    It is filled if a CPU measured it here, has a hole if a GPU did, and is hollow if the paper
-    printed it.
+    ``kind`` is ``"filled"`` if a CPU measured it here, ``"holed"`` if a GPU did, and ``"hollow"``
+    if the paper prints it.
     """
 
     row: Variant
@@ -54,7 +54,15 @@ def points_of(
     measured: Callable[[TableCell], MeanStd | None],
     printed: Callable[[TableCell], MeanStd | None],
 ) -> list[Point]:
-    """Return a point for each measured cell, and one for each that the paper prints."""
+    """Return a point for each measured cell, and one for each cell that the paper prints.
+
+    Parameters
+    ----------
+    cells : iterable of TableCell
+        The cells.
+    measured, printed : callable
+        Take a cell and return its figure here and in the paper, ``None`` if there is none.
+    """
     points = []
     for cell in cells:
         figure = measured(cell)
@@ -72,12 +80,12 @@ def in_column(points: Iterable[Point], column: Variant) -> list[Point]:
 
 
 def note_of(point: Point, form: str) -> str:
-    """Return what a pointer over a point shows."""
+    """Return the text that a picture shows while the pointer is over a point."""
     where = {"filled": "here", "holed": "here, on a GPU", "hollow": "paper"}[point.kind]
     return f"{point.row.title}, {point.column.title}, {where}: {point.figure.shown(form)}"
 
 
 def count_missing(cells: Sequence[TableCell]) -> str:
-    """Return how many cells of a table nobody measured."""
+    """Return a sentence on how many cells of a table are not measured."""
     count = len(keys_of(cells))
     return f"Missing here: {count - len(one_each(cells))} of {count} cells."

@@ -1,4 +1,4 @@
-"""The paper's tables beside what was measured: as text, and as reports of their own."""
+"""The paper's tables beside what was measured here: as text, and as reports in folders."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ from fedif_studies.paper.tables import PaperTable
 from fedif_studies.rows import replace_all_rows
 
 Figure = Callable[[TableCell], MeanStd | None]
-"""One of a cell's figures."""
+"""Returns one of a cell's figures, ``None`` where the cell lacks it."""
 CellColumn = Column[TableCell]
 
 
 def report_table(
     table: PaperTable, cells: Sequence[TableCell], output_dir: Path, console: Console, rounds: int
 ) -> None:
-    """Write a table with pictures and rows into ``<output>/<table>/``, and print it."""
+    """Write a table with pictures and rows into ``<output_dir>/<table>/``, and print it.
+
+    If ``rounds`` is not the table's own number of rounds, the folder's name says so.
+    """
     name = table.name if rounds == table.rounds else f"{table.name}-{rounds}-rounds"
     folder = output_dir / name
     remarks = [note(cells)]
@@ -60,7 +63,7 @@ def report_table(
 
 
 def _where_measured(measurements: Iterable[Measurement]) -> str:
-    """Return on which data, and by which machines."""
+    """Return a sentence on the data and the machines of measurements."""
     data = set()
     machines = set()
     for measurement in measurements:
@@ -70,7 +73,7 @@ def _where_measured(measurements: Iterable[Measurement]) -> str:
 
 
 def _failures(table: PaperTable, cells: Sequence[TableCell], output_dir: Path) -> list[str]:
-    """Return why each cell failed that has no measurement, the latest reason of each."""
+    """Return a line for each cell that failed and has no measurement, with the latest reason."""
     measured = set()
     for cell in cells:
         for measurement in cell.measurements:
@@ -83,7 +86,7 @@ def _failures(table: PaperTable, cells: Sequence[TableCell], output_dir: Path) -
 
 
 def result_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[dict[str, str]]:
-    """Return one row per cell and seed, with where it belongs and everything measured."""
+    """Return one row per cell and seed: its place in the table, and its measurement."""
     rows = []
     for cell in cells:
         place = {"table": table.name, "row": cell.row.key, "column": cell.column.key}
@@ -92,11 +95,11 @@ def result_rows(table: PaperTable, cells: Sequence[TableCell]) -> list[dict[str,
 
 
 def _draw_pictures(table: PaperTable, cells: Sequence[TableCell], folder: Path) -> list[Path]:
-    """Draw accuracy over rounds, a picture per column, and return the pictures."""
+    """Draw accuracy over rounds, with a picture per column, and return the pictures' paths."""
     pictures = []
     for column in table.columns:
         path = folder / f"{column.key}.png"
-        path.unlink(missing_ok=True)  # Of runs that may be gone.
+        path.unlink(missing_ok=True)  # It may show runs that are gone.
         series = {cell.title: cell.measurements for cell in of_column(cells, column)}
         title = f"{table.title.partition(':')[0]}, {column.title}"
         if plot_curves(series, path, title, split=table.split):
@@ -125,7 +128,7 @@ def result_table(
         ("row", lambda cell: cell.title),
         ("seeds", lambda cell: str(len(cell.measurements) or "-")),
     ]
-    # Bold are the best of those that have the same seeds.
+    # The best accuracies are bold, among means over the same seeds.
     comparable = of_shared_seeds(cells)
     for name, title in ACCURACIES.items():
         columns.append(_accuracy_column(title, _accuracy_of(table, name), comparable))
@@ -142,7 +145,7 @@ def _accuracy_of(table: PaperTable, name: str) -> Figure:
 
 
 def _accuracy_column(title: str, accuracy: Figure, comparable: Iterable[TableCell]) -> CellColumn:
-    """Return the column of an accuracy, with the best of those that are comparable in bold."""
+    """Return the column of an accuracy; the best ones of ``comparable`` are bold."""
     best = best_rows(comparable, accuracy)
 
     def show(cell: TableCell) -> str:
@@ -152,8 +155,8 @@ def _accuracy_column(title: str, accuracy: Figure, comparable: Iterable[TableCel
 
 
 def _paper_columns(table: PaperTable) -> list[CellColumn]:
-    """Return the columns of the paper's figures, and of how far those measured here are off."""
-    # Some of the paper's rows may have no line here, and one of them may be its best.
+    """Return two columns: the paper's figures, and how far the mean here is above them."""
+    # The paper's best is taken over all of its rows, since some may have no line here.
     best = best_of_the_paper(table)
     last_ten = _accuracy_of(table, "last-ten")
     return [
@@ -163,7 +166,7 @@ def _paper_columns(table: PaperTable) -> list[CellColumn]:
 
 
 def _earlier_column(table: PaperTable, earlier: Iterable[TableCell]) -> CellColumn:
-    """Return the column of what the same cells had before."""
+    """Return the column of accuracies with pixels scaled by the data's own mean."""
     last_ten = _accuracy_of(table, "last-ten")
     before = {cell.line_key: last_ten(cell) for cell in earlier}
 
@@ -180,14 +183,14 @@ def _less_the_paper(measured: MeanStd | None, paper: MeanStd | None) -> str:
 
 
 def _beside_the_paper(cells: Sequence[TableCell]) -> bool:
-    """Tell whether cells are of as many rounds as the paper's figures, so that these are shown."""
+    """Tell whether the paper's figures are shown: cells with other numbers of rounds have none."""
     if not cells:
         return True
     return any(cell.paper is not None for cell in cells)
 
 
 def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
-    """Return the table of seconds, with the evaluations behind them."""
+    """Return the table of seconds, with the number of evaluations per round."""
     heading = ["data set", "method", "training, s per client", "paper"]
     heading += ["aggregation, s per round", "paper", "evaluations per round"]
     lines = []
@@ -209,11 +212,11 @@ def _timing_table(table: PaperTable, cells: Sequence[TableCell]) -> ResultTable:
 
 
 def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
-    """Return what must be said beside a table: its rounds and seeds, and what is missing.
+    """Return a remark on a table: its rounds, its seeds, and how many cells are missing.
 
-    ``earlier`` are the cells of its last column, which have seeds of their own.
+    ``earlier`` are the cells of its last column, which may have other seeds.
     """
-    # A cell that a GPU measured, too, counts once.
+    # A cell that both a CPU and a GPU measured counts once.
     count = len(keys_of(cells))
     measured = measurements_of(cells)
     if not measured:
@@ -231,7 +234,7 @@ def note(cells: Sequence[TableCell], earlier: Sequence[TableCell] = ()) -> str:
 
 
 def _seeds_of(measurements: Iterable[Measurement]) -> str:
-    """Return the seeds that runs have, in order; empty: there are no runs."""
+    """Return the seeds of runs as text, in order; empty if there are no runs."""
     return _listed({measurement.seed for measurement in measurements})
 
 

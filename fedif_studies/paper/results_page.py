@@ -1,4 +1,4 @@
-"""``docs/results.md`` and its rows: new results are added, and tables and pictures made of all."""
+"""Adds new results to the rows behind ``docs/results.md``, and renews its tables and pictures."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from fedif_studies.paper.tables import TABLES, PaperTable, Settings
 from fedif_studies.pictures.sheets import write_picture
 from fedif_studies.rows import begin_of, held_alone, put_tables, replace_all_rows
 
-_MOST_NAMED = 5  # Runs that are no cells.
+_MOST_NAMED = 5  # At most so many runs are named that belong to no cell.
 _PLACE = ("table", "row", "column")
-# How pixels were scaled before the protocol took over the scaling of AFedSV's authors.
+# How pixels were scaled before the protocol adopted the scaling of AFedSV's authors.
 _EARLIER: Settings = {"normalization": "data"}
 
 
 def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Settings) -> Path:
-    """Add new results to the committed rows, and write the page's tables anew from these.
+    """Add new results to the committed rows, and write the page's tables anew from all rows.
 
     Parameters
     ----------
     docs : Path
-        Has ``results/<table>.csv``, one row per cell and seed, and ``results.md``, which has marks
-        for the tables.
+        The folder that has ``results/<table>.csv``, with a row per cell and seed, and
+        ``results.md``, with marks where the tables stand.
     measurements : sequence of Measurement
         New results; each replaces the row of its cell and seed.
     defaults : Mapping[str, Scalar]
-        A complete run config, for everything that a table leaves open.
+        A complete run config: the values of all settings that a table does not set.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
     text: list[str] = []
     filled = {}
     with_other_pixels = {}
-    # What another report added between reading and writing would be lost.
+    # Without the lock, rows that another process adds between reading and writing would be lost.
     with held_alone(docs):
         for table in TABLES.values():
             cells, earlier = merge_rows(docs, table, measurements, defaults)
@@ -78,31 +78,31 @@ def update_docs(docs: Path, measurements: Sequence[Measurement], defaults: Setti
 def merge_rows(
     docs: Path, table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
 ) -> tuple[list[TableCell], list[TableCell]]:
-    """Add new results to a table's rows, and return its cells as the rows have them then.
+    """Add new results to a table's rows, and return its cells with the measurements of all rows.
 
-    Nobody else may write these rows meanwhile.
+    No other process may write these rows meanwhile.
 
     Returns
     -------
     cells, earlier : list of TableCell
-        As the protocol has them, and as it had them before.
+        The cells as the protocol scales pixels, and as it scaled them before.
     """
     path = docs / "results" / _file_of(table)
     # Later ones win, so that a new result replaces an old one.
     old_and_new = [*read_results(path), *measurements]
     cells, earlier = _filled(table, old_and_new, defaults)
     if not _has_new(measurements_of([*cells, *earlier])):
-        # The file stays as it is: rows that are read lose columns in which nobody has a value.
+        # Rows that are read and written again would lose the columns that are empty in all rows.
         return cells, earlier
     replace_all_rows(path, result_rows(table, [*cells, *earlier]))
     if not table.is_timed:
         update_curves(path_of(docs, table.name), [*cells, *earlier])
-    # Six digits are kept: what is shown is what the rows say, not what they were made from.
+    # Rows keep six digits. The page shows what the rows say, so they are read back.
     return _filled(table, read_results(path), defaults)
 
 
 def _has_new(measurements: Iterable[Measurement]) -> bool:
-    """Tell whether a measurement is of a run's folder: of a committed one its row alone is kept."""
+    """Tell whether a measurement is new: it has a run's folder, which committed rows lack."""
     return any(measurement.run_dir is not None for measurement in measurements)
 
 
@@ -126,7 +126,7 @@ def section_of(
 
 
 def _file_of(table: PaperTable) -> str:
-    """Return what the file of a table's rows is called."""
+    """Return the name of the file of a table's rows."""
     return f"{table.name}.csv"
 
 
@@ -145,7 +145,7 @@ def put_glance(docs: Path, page: Path) -> None:
 def _filled(
     table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
 ) -> tuple[list[TableCell], list[TableCell]]:
-    """Return a table's cells as the protocol has them, and as it had them before."""
+    """Return a table's cells as the protocol scales pixels, and as it scaled them before."""
     cells = fill_table(table, measurements, defaults)
     if table.is_timed:
         return cells, []
@@ -155,7 +155,7 @@ def _filled(
 def what_was_added(
     measurements: Sequence[Measurement], directories: Sequence[Path], defaults: Settings
 ) -> list[str]:
-    """Return how many runs are cells of a table, and why others are none, a line each."""
+    """Return lines that say how many runs belong to a cell of a table, and why others do not."""
     if not directories:
         return ["No rows were added: no folder with runs is given."]
     if not measurements:

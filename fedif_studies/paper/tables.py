@@ -17,7 +17,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.table import MeanStd
 
-# A value and, where the paper gives one, its standard deviation; by row and column.
+# By row, then by column: a value and its standard deviation, None where the paper gives none.
 Figures = dict[str, dict[str, tuple[float, float | None]]]
 Settings = Mapping[str, Scalar]
 
@@ -42,17 +42,17 @@ PROTOCOL: Settings = MappingProxyType(
 )
 
 
-# The paper does not say how it scales pixels. This is how the authors of AFedSV do, whose CNNs are
-# used here too: CIFAR-10 to [-1, 1], Fashion-MNIST by the mean and deviation of MNIST.
+# The paper does not say how it scales pixels. The authors of AFedSV, whose CNN is used here too,
+# scale CIFAR-10 to [-1, 1], and Fashion-MNIST by the mean and deviation of MNIST.
 _NORMALIZATION = {"cifar10": "unit-range", "fashion-mnist": "mnist"}
-# FedIF's gamma on each data set.
+# The paper's gamma for FedIF on each data set.
 _GAMMA = {"cifar10": 0.3, "fashion-mnist": 0.4}
 _METHODS = {name.lower(): name for name in ("FedAvg", "FedProx", "Krum", "AFedSV", "FedIF")}
-# Those that value by the held-out loss.
+# The methods that value updates on held-out data.
 _VALUING = ("afedsv", "fedif")
-# What the ablation calls the parts of FedIF.
+# The parts of FedIF, by the ablation's abbreviations: a key of the run config turns each off.
 _PARTS = {"wn": "weight-normalization", "rn": "round-normalization", "su": "smooth-update"}
-# What the tables of gamma and the ablation call by the attack alone.
+# The tables of gamma and the ablation name only the attack. These are its strengths there.
 _USUAL = {"gradient-noise": "gradient-noise_0.5_0.1", "adversarial": "adversarial_0.5_0.5-0.6"}
 _BENCHMARKS = {
     "cifar10": {**_USUAL, "label-noise": "label-noise_0.5_0.5-0.6"},
@@ -76,17 +76,17 @@ class PaperTable:
     Attributes
     ----------
     name, title : str
-        What it is called on the command line and in a report.
+        Its name on the command line, and its title in a report.
     rows, columns : tuple of Variant
-        Each pair is a cell; a column's settings win over a row's.
+        Each pair of a row and a column is a cell; a column's settings override a row's.
     paper : dict
         The paper's figures: row -> column -> (value, standard deviation).
     split : {"test", "validation"}
-        The split that its accuracies are of.
+        The split on which its accuracies are measured.
     rounds : int
-        How long a cell runs unless told otherwise.
+        The number of rounds of a cell, by default.
     is_timed : bool
-        Its figures are seconds: its cells run one at a time.
+        Whether its figures are seconds. The cells then run one at a time.
     """
 
     name: str
@@ -99,12 +99,12 @@ class PaperTable:
     is_timed: bool = False
 
     def settings(self, row: Variant, column: Variant) -> dict[str, Scalar]:
-        """Return what a cell's run config sets."""
+        """Return the settings of a cell that may differ from a run config's defaults."""
         of_table: Settings = {"num-server-rounds": self.rounds, "attack": "none"}
         return {**PROTOCOL, **of_table, **row.settings, **column.settings}
 
     def printed(self, row: Variant, column: Variant) -> MeanStd | None:
-        """Return the paper's figure of a cell; ``None``: it prints none."""
+        """Return the figure that the paper prints for a cell; ``None`` if it prints none."""
         figure = self.paper.get(row.key, {}).get(column.key)
         if figure is None:
             return None
@@ -123,7 +123,7 @@ def _read_figures() -> dict[str, Figures]:
 
 
 def _strategy(name: str) -> dict[str, Scalar]:
-    """Return what chooses a method; none has its held-out loss corrected."""
+    """Return the settings that choose a method, without a correction for held-out label noise."""
     settings: dict[str, Scalar] = {"strategy": name}
     if name in _VALUING:
         settings["validation.noise"] = "off"
@@ -131,10 +131,10 @@ def _strategy(name: str) -> dict[str, Scalar]:
 
 
 def _row(key: str, gamma: float) -> Variant:
-    """Return what a row's name stands for: a method, a gamma, or the parts of FedIF that stay."""
+    """Return a row by its key: a method, a gamma of FedIF, or the parts of FedIF that are on."""
     if key in _METHODS:
         settings = _strategy(key)
-        # AFedSV keeps its authors' gamma; the paper tuned its own method's only.
+        # AFedSV keeps its authors' gamma, since the paper tuned only that of FedIF.
         if key == "fedif":
             settings |= _fedif(gamma, _PARTS)
         return Variant(key, _METHODS[key], settings)
@@ -147,7 +147,10 @@ def _row(key: str, gamma: float) -> Variant:
 
 
 def _fedif(gamma: float, parts: Collection[str]) -> dict[str, Scalar]:
-    """Return FedIF's settings: whatever a table varies, so that its equal in another is seen."""
+    """Return FedIF's settings, with every setting that some table varies.
+
+    Cells of two tables that mean the same then have the same settings.
+    """
     settings: dict[str, Scalar] = {"fedif.gamma": gamma}
     for short, part in _PARTS.items():
         settings[f"fedif.{part}"] = short in parts
@@ -155,7 +158,11 @@ def _fedif(gamma: float, parts: Collection[str]) -> dict[str, Scalar]:
 
 
 def _column(key: str, data: str) -> Variant:
-    """Return what a column's name stands for: the attack, who is malicious, how much is bad."""
+    """Return a column by its key: a data set, or an attack, its malicious share and its strength.
+
+    ``label-noise_0.5_0.5-0.6`` is label noise by half of the clients, each of which draws the share
+    of its labels that are wrong from [0.5, 0.6].
+    """
     dataset = key if key in _GAMMA else data
     settings: dict[str, Scalar] = {
         "dataset": dataset,
@@ -181,11 +188,11 @@ def _column(key: str, data: str) -> Variant:
 def _table(
     name: str, data: str, title: str, *, split: str = "test", is_timed: bool = False
 ) -> PaperTable:
-    """Return a table: its rows and columns are those of the paper's figures."""
+    """Return a table with the rows and columns that the paper prints figures for."""
     paper = _PRINTED[name]
     keys = list(itertools.chain.from_iterable(paper.values()))
     if is_timed:
-        # A column stands twice: its time of training, and of aggregation.
+        # A data set has two columns of figures, "<data>_training" and "<data>_aggregation".
         keys = [key.partition("_")[0] for key in keys]
     return PaperTable(
         name,
