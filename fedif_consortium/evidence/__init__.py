@@ -1,4 +1,4 @@
-"""What can be checked by somebody else later: keys, signatures, chained logs. No Flower.
+"""Evidence that others can check later: keys, signatures, receipts and chained logs.
 
-Nothing here decides what anybody is due.
+Nothing here decides what a member is paid.
 """

@@ -1,12 +1,13 @@
-r"""Which run was agreed on, and the how-manieth attempt at it this is.
+r"""The run that members agreed to, and the number of the present attempt at it.
 
-Each start of a run is an attempt, whether it goes on from a checkpoint or begins anew. Attempts of
-one name are numbered, and chained:
+Each start of a run is an attempt, whether it goes on from a checkpoint or begins anew. All attempts
+at runs of one name are numbered, and chained by hashes:
 
 .. math:: a_n = H(3 \,\|\, a_{n-1} \,\|\, \text{name}, n, \text{run id}, \text{run config}),
           \qquad a_0 = H(\text{empty})
 
-with SHA-256. Who knows :math:`a_n` sees whether an earlier attempt was left out, added or changed.
+with H = SHA-256. Who knows :math:`a_n` sees whether an earlier attempt was left out, added or
+changed.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import append_line, cut_torn_line, exclusive_lock, make_folder
 
-ATTEMPTS_KEY = "attempts"  # In a run's instructions.
-LEDGER = "attempts.jsonl"  # In an output-dir.
-MOST_ATTEMPTS = 1000  # Of one name.
-NO_ATTEMPTS = hashlib.sha256().digest()  # Before the first.
+ATTEMPTS_KEY = "attempts"  # A key of a run's instructions to members, and of provenance.json.
+LEDGER = "attempts.jsonl"  # A file in the output-dir.
+MOST_ATTEMPTS = 1000  # At runs of one name.
+NO_ATTEMPTS = hashlib.sha256().digest()  # a_0: the chain's end before the first attempt.
 RUN_NAME = "run-name"
-AUTO_NAME = "auto-"  # How the names of runs begin that have none of their own.
-HOW_IT_BEGINS = ("resume", "overwrite")  # They say how an attempt begins, not what the run is.
+AUTO_NAME = "auto-"  # The prefix of automatic names: those of runs whose run config has no name.
+# These settings say how an attempt begins, not what the run is. So no hash includes them.
+HOW_IT_BEGINS = ("resume", "overwrite")
 
 
 def _from_hex(value: object) -> object:
@@ -53,18 +55,18 @@ _Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class AgreedRun(BaseModel):
-    """What heads and signatures say of the run that they are of.
+    """The run and the attempt to which a head or a signature belongs.
 
     Attributes
     ----------
     name : str
-        What the run is called; empty: attempts are not counted, as in a simulation.
+        The run's name. It is empty where attempts are not counted, as in a simulation.
     attempt : int
-        The number of this attempt; 0: it has none.
+        The attempt's number, from 1; 0 where attempts are not counted.
     config : bytes
         The SHA-256 of the run config.
     earlier : bytes
-        The end of the chain of the attempts before this one.
+        The end of the chain of attempts before this one: a_(n-1).
     """
 
     model_config = ConfigDict(frozen=True)
@@ -75,20 +77,23 @@ class AgreedRun(BaseModel):
     earlier: Hex = b""
 
     def end(self, run: str) -> bytes:
-        """Return the end of the chain of attempts with this one, whose run has this id."""
+        """Return the end of the chain of attempts after this one, a_n; ``run`` is the run's id."""
         attempt = json.dumps([self.name, self.attempt, run, self.config.hex()])
         return hashlib.sha256(b"\x03" + self.earlier + attempt.encode()).digest()
 
     def terms(self) -> dict[str, Any]:
-        """Return name, attempt, config and earlier attempts alone, also of what is signed."""
+        """Return the fields of :class:`AgreedRun`, without the fields that a subclass adds."""
         return {name: getattr(self, name) for name in AgreedRun.model_fields}
 
 
-NOT_COUNTED = AgreedRun()
+NOT_COUNTED = AgreedRun()  # Stands for a run whose attempts are not counted.
 
 
 class Attempt(BaseModel):
-    """One start of a run: its id, which a run that goes on keeps, and the hash of its config."""
+    """One start of a run: the run's id, and the hash of its run config in hex.
+
+    A run that goes on from a checkpoint keeps its id.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -97,14 +102,14 @@ class Attempt(BaseModel):
 
 
 class Attempts(BaseModel):
-    """Every attempt at a run so far, the first one first.
+    """All attempts at a run so far, in their order.
 
     Attributes
     ----------
     name : str
-        What the run is called.
+        The run's name.
     attempts : tuple of Attempt
-        The last one is the attempt that this is about.
+        At least one. The last one is the present attempt.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -119,11 +124,11 @@ class Attempts(BaseModel):
 
     @property
     def last(self) -> Attempt:
-        """The attempt that this is about."""
+        """The present attempt."""
         return self.attempts[-1]
 
     def agreed(self, number: int) -> AgreedRun:
-        """Return what is signed in one of the attempts.
+        """Return what signatures in attempt ``number`` say of the run.
 
         Raises
         ------
@@ -144,12 +149,18 @@ class Attempts(BaseModel):
         return agreed
 
     def end(self, number: int) -> bytes:
-        """Return the end of the chain of the attempts up to one."""
+        """Return the end of the chain of attempts after attempt ``number``.
+
+        Raises
+        ------
+        EvidenceError
+            If there is no such attempt.
+        """
         return self.agreed(number).end(self.attempts[number - 1].run)
 
 
 class SeenAttempt(NamedTuple):
-    """An attempt that a member has something of: its number, its run's id, the chain's end."""
+    """An attempt that a member has evidence of: number, the run's id, the chain's end after it."""
 
     number: int
     run: str
@@ -157,18 +168,19 @@ class SeenAttempt(NamedTuple):
 
 
 def config_hash(run_config: Mapping[str, Scalar]) -> str:
-    """Return the SHA-256 of a run config as Flower gives it to the app, on both sides.
+    """Return the SHA-256 in hex of a run config without :data:`HOW_IT_BEGINS`.
 
-    ``resume`` and ``overwrite`` do not count: they say how an attempt begins.
+    Server and members compute the same hash, since Flower gives both the same run config.
     """
     counted = {key: value for key, value in run_config.items() if key not in HOW_IT_BEGINS}
     return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
 
 
 def agreed_name(run_config: Mapping[str, Scalar]) -> str:
-    """Return what a run is called by everybody who knows its run config.
+    """Return a run's name, which everybody who knows its run config can tell.
 
-    One without a name is called by the hash of its config: another name is another config.
+    If the run config has no name, the name follows from the config's hash. Then a changed setting
+    gives another name.
     """
     name = str(run_config.get(RUN_NAME, AUTO))
     if name == AUTO:
@@ -177,17 +189,20 @@ def agreed_name(run_config: Mapping[str, Scalar]) -> str:
 
 
 def automatic_name(config: str) -> str:
-    """Return what a run without a name is called, by the hash of its first config."""
+    """Return the name of a run whose run config has none; ``config`` is the config's hash in hex.
+
+    If such a run goes on with a changed config, it keeps the name that follows from the first one.
+    """
     return f"{AUTO_NAME}{config[:16]}"
 
 
 def read_attempts(provenance: Mapping[str, Any]) -> Attempts | None:
-    """Return the attempts that a run's records declare; ``None``: they are not counted.
+    """Return the attempts that ``provenance.json`` declares; ``None`` if they are not counted.
 
     Raises
     ------
     EvidenceError
-        If what they declare are no attempts.
+        If the declaration is malformed.
     """
     declared = provenance.get(ATTEMPTS_KEY)
     if declared is None:
@@ -197,12 +212,12 @@ def read_attempts(provenance: Mapping[str, Any]) -> Attempts | None:
 
 
 def told_attempts(text: object) -> Attempts:
-    """Return the attempts that a server tells a member of.
+    """Return the attempts in a message's instruction ``attempts``, which has to be JSON.
 
     Raises
     ------
     EvidenceError
-        If it tells of none.
+        If it is no text, or the text names no attempts.
     """
     if not isinstance(text, str):
         raise EvidenceError("the message does not say which attempt at which run it is of")
@@ -211,12 +226,12 @@ def told_attempts(text: object) -> Attempts:
 
 
 def agreed_in(settings: Mapping[str, Any]) -> AgreedRun:
-    """Return the attempt that a message's settings name, or that they name none.
+    """Return the present attempt by a message's settings; ``NOT_COUNTED`` if they name none.
 
     Raises
     ------
     EvidenceError
-        If they name it otherwise than a server does.
+        If the settings name attempts in another form than a server does.
     """
     if ATTEMPTS_KEY not in settings:
         return NOT_COUNTED
@@ -225,32 +240,33 @@ def agreed_in(settings: Mapping[str, Any]) -> AgreedRun:
 
 
 class Ledger:
-    """The attempts at all runs with one ``output-dir``: a line each, in ``attempts.jsonl``.
+    """The file ``attempts.jsonl`` of an ``output-dir``: one line for each attempt at any run.
 
-    It lies beside the runs' folders, so that no run that begins anew removes it.
+    The file lies beside the runs' folders, so that it stays when a run begins anew.
 
     Parameters
     ----------
     output_dir : Path
-        The folder.
+        The folder with the runs' folders.
     """
 
     def __init__(self, output_dir: Path) -> None:
         self.path = output_dir / LEDGER
 
     def before(self, name: str) -> tuple[Attempt, ...]:
-        """Return the attempts at a run so far.
+        """Return the attempts at the run ``name`` so far.
 
         Raises
         ------
         ConfigError
-            Naming the line that is none.
+            If the file cannot be read, or one of its lines is no attempt.
         """
         if not self.path.exists():
             return ()
         attempts: list[Attempt] = []
         with refused_as(ConfigError, f"{self.path} cannot be read"):
-            *lines, _ = read_whole(self.path).decode().split("\n")  # The last may be torn.
+            # A power cut may have torn the last line, so what follows the last newline is ignored.
+            *lines, _ = read_whole(self.path).decode().split("\n")
         for number, line in enumerate(lines, start=1):
             with refused_as(ConfigError, f"{self.path}, line {number}, is no attempt"):
                 entry = parse_json(line)
@@ -260,15 +276,15 @@ class Ledger:
         return tuple(attempts)
 
     def add(self, attempts: Attempts) -> None:
-        """Write down the last attempt, and those before that are not there yet.
+        """Append the last attempt, and all earlier ones that the file lacks.
 
         Raises
         ------
         ConfigError
-            If other attempts are there: two runs of one name began at once, say, and both would be
-            the same attempt, of which nobody is told of the second.
+            If the file has other attempts at this run. For example, two runs of one name began at
+            the same time: both would claim the same number, and members would know only one.
         StorageError
-            If it cannot be written; then nobody may be asked to train.
+            If the file cannot be written; then no member may be asked to train.
         """
         make_folder(self.path.parent)
         with exclusive_lock(self.path.with_name(".attempts.lock")):
@@ -288,23 +304,23 @@ class Ledger:
 def next_attempt(
     name: str, config: str, run: str, earlier: Sequence[Sequence[Attempt]]
 ) -> Attempts:
-    """Return the attempts at a run with a new one.
+    """Return all attempts at a run, with a new one at the end.
 
     Parameters
     ----------
     name : str
-        What the run is called.
+        The run's name.
     config : str
-        The hash of its run config.
+        The hash of its run config in hex.
     run : str
-        Its id; where it goes on, the id of the attempt before.
+        The run's id; a run that goes on has the id of the attempt before.
     earlier : sequence of sequence of Attempt
-        What the ledger and the records of earlier attempts have: the longest counts.
+        The earlier attempts, by the ledger and by the run's records. The longest list counts.
 
     Raises
     ------
     ConfigError
-        If there were too many.
+        If 1,000 attempts were made at runs of this name.
     """
     before = max(earlier, key=len, default=())
     if len(before) >= MOST_ATTEMPTS:

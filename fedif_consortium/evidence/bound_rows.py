@@ -1,10 +1,10 @@
-r"""The very rows that a statement reads, hashed round by round: what heads bind beside leaves.
+r"""Hashes of the rows that a statement reads; the head of each round binds them beside its leaves.
 
 .. math:: R_t = H(\text{name, header and rows of round } t, \text{ of each table})
 
-Rows of rounds before the first one count as rows of the first. What is of the run as a whole, that
-is settings, provenance, names, and what members' updates have of their own, has a hash of its own
-after each round; the last one counts.
+with H = SHA-256. Rows of round 0 count as rows of round 1. Settings, provenance, names and own
+parts (``own_parts.csv``) belong to the run as a whole. They have a hash of their own after each
+round, :math:`S_t`, and only the last one counts.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import cell
 from fedif_flower.settings import AUTO
 
-RUN_CONFIG = "run_config"  # In the provenance: as Flower gave it to the app.
-Cells = Sequence[str]
+RUN_CONFIG = "run_config"  # A key of provenance.json: the run config as Flower gave it to the app.
+Cells = Sequence[str]  # A row's cells.
 
 
 @runtime_checkable
 class EndTable(Protocol):
-    """A callback whose table, which is of no round, is written at the run's end."""
+    """A callback with a table that is written at the run's end, and whose rows have no round."""
 
     table: Table
 
     def lines_now(self) -> list[dict[str, object]]:
-        """Return the lines that it would have if the run ended now."""
+        """Return the lines that the table would have if the run ended now."""
         ...
 
 
 def bound_tables(run: RunFolder) -> list[Table]:
-    """Return the tables whose rows are of a round, which their first column says."""
+    """Return the tables whose rows belong to a round; their first column is its number."""
     return [
         run.clients,
         run.attribution,
@@ -56,7 +56,7 @@ def bound_tables(run: RunFolder) -> list[Table]:
 
 
 class _Tail:
-    """What is new in a file that grows by whole lines."""
+    """Reads the new rows of a CSV file that grows by whole lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class _Tail:
         self.header: Cells = ()
 
     def read(self) -> list[Cells]:
-        """Return the rows that came since; the first one is the header."""
+        """Return the rows that were added since the last call, without the header."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -79,25 +79,25 @@ class _Tail:
 
 
 class GrowingRows:
-    """The rows of a run that is being written: each is read once.
+    """Hashes the rows of a run while it is being written; each row is read once.
 
     Parameters
     ----------
     run : RunFolder
-        The run's, with its tables begun.
+        The run's folder, whose tables are begun.
     done : int
-        The rows of the rounds up to this one were hashed in an earlier attempt; 0: there was none.
+        The last round whose rows were hashed in an earlier attempt; 0 if there was no round.
     """
 
     def __init__(self, run: RunFolder, done: int) -> None:
-        self._done = done  # Rows up to this round are hashed.
-        if done == 0:  # Nothing is: a row of round 0, which stands before round 1, counts for it.
+        self._done = done  # The last round whose rows are hashed.
+        if done == 0:  # No row is hashed yet, so those of round 0 are hashed with round 1.
             self._done = -1
         self._tails = {table.path.name: _Tail(table.path) for table in bound_tables(run)}
         self._waiting: dict[str, list[Cells]] = {name: [] for name in self._tails}
 
     def hash_until(self, number: int) -> bytes:
-        """Return the hash of the rows up to a round that were not hashed yet."""
+        """Return the hash of all rows up to round ``number`` that were not hashed yet."""
         content = []
         for name, tail in self._tails.items():
             rows: list[Cells] = []
@@ -115,7 +115,13 @@ class GrowingRows:
 
 
 def hash_rows(content: Iterable[tuple[str, Cells, Sequence[Cells]]]) -> bytes:
-    """Return the hash of rows by table: each table's name, its header and its rows."""
+    """Return the hash of tables' rows.
+
+    Parameters
+    ----------
+    content : iterable of (str, sequence of str, sequence of sequence of str)
+        Each table's name, header and rows. A table without rows is left out.
+    """
     tables = []
     for name, header, rows in content:
         if rows:
@@ -124,12 +130,13 @@ def hash_rows(content: Iterable[tuple[str, Cells, Sequence[Cells]]]) -> bytes:
 
 
 def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
-    """Return the hash of each round's rows, as a complete run's tables have them.
+    """Return the hash of each round's rows, from 1 to ``last``, in the tables of a complete run.
 
     Raises
     ------
     EvidenceError
-        Naming a table that is not written as a run writes it, or has a row of no round.
+        If a table is not written as a run writes it, or has a row without a round or of a round
+        after ``last``.
     """
     content: dict[int, list[tuple[str, Cells, Sequence[Cells]]]] = defaultdict(list)
     for table in bound_tables(run):
@@ -138,7 +145,7 @@ def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
         rows_in: dict[int, list[Cells]] = defaultdict(list)  # By round.
         for line, row in enumerate(rows, start=2):
             with refused_as(EvidenceError, f"{name}, line {line}"):
-                number = max(int(row[0]), 1)
+                number = max(int(row[0]), 1)  # Rows of round 0 count for round 1.
                 if number > last:
                     raise ValueError(f"it is of round {number}, of which there is no head")
                 rows_in[number].append(row)
@@ -148,12 +155,13 @@ def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
 
 
 def read_cells(table: Table) -> tuple[Cells, list[Cells]]:
-    """Return a table's header and rows, cell by cell; nothing where there is no file.
+    """Return a table's header and rows, cell by cell; both are empty if there is no file.
 
     Raises
     ------
     EvidenceError
-        If it is not, byte by byte, what a run writes: two readers could read two things then.
+        If the file is not, byte by byte, what a run would write for these cells. Otherwise two
+        programs could read different cells from the same bytes.
     """
     if not table.path.exists():
         return (), []
@@ -176,16 +184,17 @@ def state_hash(
     provenance: Mapping[str, Any],
     tables: Iterable[tuple[str, Sequence[Cells]]],
 ) -> bytes:
-    """Return the hash of what is of the run as a whole.
+    """Return the hash S_t of what belongs to the run as a whole.
 
-    How an attempt begins does not count, nor do the attempts, which heads name by themselves.
+    It leaves out the settings that say how an attempt begins. It also leaves out the attempts and
+    the run config, since each head binds these by itself.
 
     Parameters
     ----------
     config, provenance : mapping
-        As ``config.json`` and ``provenance.json`` have them.
+        The content of ``config.json`` and of ``provenance.json``.
     tables : iterable of (str, sequence of sequence of str)
-        Names and cells of the tables that are of no round.
+        The names of the tables whose rows have no round, and their rows with the header.
     """
     settings = _without(config, HOW_IT_BEGINS)
     origin = _without(provenance, (ATTEMPTS_KEY, RUN_CONFIG))
@@ -202,14 +211,16 @@ def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
 
 
 def agreed_config(run: RunFolder) -> dict[str, Any] | None:
-    """Return the run config as members agreed to it, by key; ``None``: it was not recorded.
+    """Return the run config that members agreed to, by key; ``None`` if it was not recorded.
 
-    Its hash is signed. What ``config.json`` says beside it is the server's word.
+    Members sign its hash. Other values in ``config.json`` are only the server's word.
 
     Raises
     ------
     EvidenceError
-        If it is no mapping.
+        If the record is no mapping.
+    ConfigError
+        If its ``own-settings`` cannot be read.
     """
     run_config = run.provenance.read().get(RUN_CONFIG)
     if run_config is None:
@@ -220,9 +231,10 @@ def agreed_config(run: RunFolder) -> dict[str, Any] | None:
 
 
 def agreed_settings(run: RunFolder) -> dict[str, Any]:
-    """Return a run's settings, with those of the run config as its members agreed to them.
+    """Return a run's settings; those in the run config have the values that members agreed to.
 
-    What a run config leaves out was agreed to as its default.
+    Members agreed to the default of a key that the run config leaves out. But where ``config.json``
+    has that key, its value stands.
     """
     agreed = agreed_config(run)
     if agreed is None:
@@ -231,18 +243,21 @@ def agreed_settings(run: RunFolder) -> dict[str, Any]:
 
 
 def fixed_defaults() -> dict[str, Any]:
-    """Return the defaults of a run config by key, but for those that are ``"auto"``."""
+    """Return the defaults of a run config by key, without the defaults that are ``"auto"``."""
     defaults = RunConfig.defaults() | own_defaults()
     return {key: value for key, value in defaults.items() if value != AUTO}
 
 
 def state_of(run: RunFolder) -> bytes:
-    """Return the hash of what is of a complete run as a whole."""
+    """Return the hash S_t of a complete run's folder, see :func:`state_hash`."""
     return _state(run, [_whole(run.names), _whole(run.own_parts)])
 
 
 def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
-    """Return the hash of what is of a run as a whole that is being written."""
+    """Return the hash S_t of a run that is being written, see :func:`state_hash`.
+
+    ``ends`` are the callbacks whose tables are written only at the end.
+    """
     tables = [_whole(run.names)]
     for end in ends:
         rows: list[Cells] = [list(map(_text, line.values())) for line in end.lines_now()]
@@ -251,7 +266,7 @@ def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
 
 
 def _text(value: object) -> str:
-    """Return a cell's text, as a CSV file has it."""
+    """Return a cell's text as ``csv.writer`` would write it."""
     written = cell(value)
     if isinstance(written, float):
         return repr(written)
@@ -259,13 +274,13 @@ def _text(value: object) -> str:
 
 
 def _whole(table: Table) -> tuple[str, list[Cells]]:
-    """Return a table's name, and its header and rows."""
+    """Return a table's name and its rows, the header first."""
     header, rows = read_cells(table)
     return table.path.name, _with_header(header, rows)
 
 
 def _with_header(header: Cells, rows: list[Cells]) -> list[Cells]:
-    """Return header and rows; nothing where there are no rows."""
+    """Return the header and the rows; an empty list if there are no rows."""
     if not rows:
         return []
     return [header, *rows]

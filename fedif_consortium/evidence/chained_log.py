@@ -1,8 +1,9 @@
-r"""A log whose lines are chained by hashes: a keeper's, and a member's node's.
+r"""A log whose lines are chained by hashes; keepers of masks and members' nodes write one.
 
 .. math:: h_t = H(h_{t-1} \,\|\, \text{entry}_t), \qquad h_0 = H(\text{empty})
 
-with SHA-256. Who knows the last hash notices any earlier line that was changed, added or removed.
+with H = SHA-256. Each line of the file is a hash, a space and an entry in JSON. Who knows the last
+hash notices any earlier line that was changed, added or removed.
 """
 
 from __future__ import annotations
@@ -23,20 +24,26 @@ from fedif_flower.storage import append_line, cut_torn_line, make_folder, writin
 
 logger = logging.getLogger(__name__)
 Entry = Mapping[str, object]
-START = hashlib.sha256(b"").hexdigest()
-# A first line may be torn off, and a power cut may leave zeros of it.
+START = hashlib.sha256(b"").hexdigest()  # h_0
+# How a log's file may begin: with a whole hash and a space, or with a torn first line. After a
+# power cut, zero bytes may stand in place of what was not written.
 _BEGIN = re.compile(rb"[0-9a-f]{64} |[0-9a-f]{0,64}\0*")
 
 
 class ChainedLog:
-    """Chains entries.
+    """Chains new entries to a log.
 
     Parameters
     ----------
     head : str
-        The last hash of the lines that are there already.
+        The hash of the last line that was written already.
     write : callable
-        Is given each line, which has no newline.
+        Is called with each new line, without a newline at its end.
+
+    Attributes
+    ----------
+    head : str
+        The hash of the last line.
     """
 
     def __init__(self, head: str = START, write: Callable[[str], None] = lambda _: None) -> None:
@@ -44,7 +51,7 @@ class ChainedLog:
         self._write = write
 
     def append(self, entry: Entry) -> None:
-        """Add an entry, which JSON can write."""
+        """Add an entry, whose values have to be serialisable as JSON."""
         text = json.dumps(entry, separators=(",", ":"))
         head = _next(self.head, text)
         self._write(f"{head} {text}")
@@ -52,12 +59,19 @@ class ChainedLog:
 
 
 def verified(lines: Iterable[str], name: str) -> list[Entry]:
-    """Return what each line of a log says, with its ``"hash"``; ``name`` is the log's.
+    """Return the entry in each line of a log, with the line's hash as ``"hash"``.
+
+    Parameters
+    ----------
+    lines : iterable of str
+        All lines of the log, without newlines.
+    name : str
+        The log's name, for error messages.
 
     Raises
     ------
     EvidenceError
-        Naming the first line that is no entry, or does not follow from the one before.
+        If a line is no entry, or its hash does not follow from the line before.
     """
     entries: list[Entry] = []
     head = START
@@ -72,21 +86,21 @@ def verified(lines: Iterable[str], name: str) -> list[Entry]:
 
 
 def last_hash(entries: Sequence[Entry]) -> str:
-    """Return the hash at which a log ends."""
+    """Return the hash of a log's last line; :data:`START` if the log is empty."""
     if not entries:
         return START
     return str(entries[-1]["hash"])
 
 
 def read_log(path: Path) -> list[Entry]:
-    """Return what each line of a log's file says, with its ``"hash"``, the oldest first.
+    """Return the entries in a log's file, the oldest first, each with its line's ``"hash"``.
 
     Raises
     ------
     StorageError
-        If it cannot be read.
+        If the file cannot be read.
     EvidenceError
-        If it was cut short, or naming the first line that was changed.
+        If the last line is not whole, or a line was changed.
     """
     try:
         with open(path, encoding="utf-8", opener=regular) as file:
@@ -99,12 +113,12 @@ def read_log(path: Path) -> list[Entry]:
 
 
 def lines_after(entries: Sequence[Entry], head: str) -> int:
-    """Return how many lines of a log came after the one whose hash was written down.
+    """Return how many lines of a log came after the line whose hash is ``head``.
 
     Raises
     ------
     EvidenceError
-        If no line has that hash.
+        If no line has that hash: lines were changed or removed since somebody wrote it down.
     """
     hashes = [START, *(entry["hash"] for entry in entries)]
     if head not in hashes:
@@ -116,14 +130,21 @@ def lines_after(entries: Sequence[Entry], head: str) -> int:
 
 
 def hold_folder(folder: Path, by: str) -> AcquireReturnProxy[FileLock]:
-    """Make a log's folder if it is not there, and hold it; a killed process releases it.
+    """Lock a log's folder, which is made if it is missing, and return the lock.
 
-    ``by`` is what holds it, for the error.
+    The lock is released when its process ends, even if it is killed.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder.
+    by : str
+        The kind of program that locks it, for the error message.
 
     Raises
     ------
     StorageError
-        If another process holds it, or it cannot be written.
+        If another process has locked the folder, or it cannot be written.
     """
     make_folder(folder)
     with writing(folder):
@@ -134,14 +155,16 @@ def hold_folder(folder: Path, by: str) -> AcquireReturnProxy[FileLock]:
 
 
 def open_log(path: Path) -> ChainedLog:
-    """Return a file's log, which goes on after its last whole line; its owner alone can read it.
+    """Return the log in a file, to which entries can be added; check all its lines first.
+
+    Half a line at the end, as a crash leaves it, is cut off. A missing file is made with mode 0600.
 
     Raises
     ------
     StorageError
-        If the file cannot be written.
+        If the file cannot be read or written.
     EvidenceError
-        If a line was changed, or the file is none of a log; then it stays as it is.
+        If a line was changed, or the file is no log. A file that is no log is not changed.
     """
     _require_log(path)
     if cut_torn_line(path, 0o600):
@@ -150,7 +173,7 @@ def open_log(path: Path) -> ChainedLog:
 
 
 def _require_log(path: Path) -> None:
-    """Raise EvidenceError unless a file, if there is one, begins as a log's first line does."""
+    """Raise EvidenceError if there is a file that does not begin as a log's first line does."""
     with refused_as(StorageError, f"{path} cannot be read"):
         if not path.exists():
             return

@@ -1,4 +1,4 @@
-"""Checking the chain of a run's records, and members' receipts against it and each other."""
+"""Checks of the chain of a run's records, and of members' receipts against it and each other."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.words import enumerated
 
-Names = Sequence[Mapping[int, str]]
+Names = Sequence[Mapping[int, str]]  # Tables of members' names by client id; the first one counts.
 
 
 class CheckedReceipts(NamedTuple):
-    """What members kept, and the rounds that were done again after the run was resumed."""
+    """Members' receipts, and the numbers of the rounds that a resumed run did again or gave up."""
 
     held: tuple[HeldReceipts, ...]
     redone: tuple[int, ...]
 
 
 def last_head(run: RunFolder) -> str:
-    """Return size and root of the last head, for a manifest; empty: there are no receipts."""
+    """Return size and hash of the last head, as a manifest has them; empty without receipts."""
     return _last_head(read_chain(run, run_id(run)))
 
 
@@ -63,27 +63,29 @@ def check_receipts(
     Parameters
     ----------
     run : RunFolder
-        The run.
+        The run's folder.
     manifest_head : str
-        The last head, as the manifest has it.
-    signed : mapping
-        What members signed.
+        The last head by the manifest, see :func:`last_head`.
+    signed : mapping of (int, int) to SignedUpdate
+        What members signed, by round and client id.
     folders : sequence of Path
-        Members' ``receipts-dir``.
+        The members' folders of receipts (``receipts-dir``).
     declared : Attempts, optional
-        The attempts at the run, as the manifest has them.
+        The attempts at the run that the manifest declares.
     names : sequence of mapping of int to str
-        What statement and records call members, by client id.
+        Members' names by client id, in the statement and in the records.
     trusted : bool
-        Whether signatures were checked with keys from elsewhere than the run.
+        Whether ``signed`` was checked with keys that do not come from the run itself. Only then
+        signatures count as proof that members knew of rounds that were done again.
 
     Raises
     ------
     ConfigError
         If a folder holds nothing of this run.
     StatementError
-        Naming the first round that is not as members were told, or was done again without their
-        knowledge; members who were told different things; another attempt than the declared ones.
+        If the records contradict themselves, the manifest, a receipt or a signature; if a round
+        was done again without the knowledge of its members; if members were told different
+        histories, or saw another attempt than the declared ones.
     """
     chain = read_chain(run, run_id(run))
     if _last_head(chain) != manifest_head:
@@ -100,7 +102,7 @@ def check_receipts(
     held = [read_held(folder, run_id(run), name) for folder in folders]
     _require_one_history(held)
     may_be_late = _may_be_late(agreed_settings(run))
-    for member in held:  # A line says more than a head does.
+    for member in held:  # Before heads, since an error about a line names what was changed.
         _check_lines(member, chain, signed)
         _check_not_left_out(member, chain, may_be_late=may_be_late)
     for member in held:
@@ -108,7 +110,7 @@ def check_receipts(
         _check_end(member, chain)
         _check_asked_once(member)
         _check_attempts(member, declared)
-    # At last what members signed of the records, and rounds that were done again.
+    # At last the heads that members signed, and the rounds that were done again.
     _check_signed_heads(chain, signed)
     redone = redone_rounds(chain)
     trusted_signatures: Signatures = {}
@@ -122,7 +124,7 @@ def check_receipts(
 
 
 def _check_order(chain: RoundChain) -> None:
-    """Raise StatementError unless each head is signed and can stand behind the one before."""
+    """Raise StatementError unless each head is signed and can come next after the one before."""
     before: ToldRound | None = None
     for told_round in chain.rounds:
         try:
@@ -136,7 +138,10 @@ def _check_order(chain: RoundChain) -> None:
 
 
 def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None:
-    """Raise StatementError unless each round's last leaves say what records and members say."""
+    """Raise StatementError unless each round's leaves agree with the tables and the signatures.
+
+    Of a round that was done again, the leaves of the last version count.
+    """
     lines_of = _by_round(run.clients.read())
     attributed_of = _by_round(run.attribution.read())
     leaves_of: dict[int, list[str]] = defaultdict(list)
@@ -157,13 +162,14 @@ def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None
 
 
 def _updates(number: int, leaves: Sequence[str], signed: Signatures) -> dict[int, str]:
-    """Return the updates that a round's leaves should name, by the leaf's place.
+    """Return the digest of the update that each of a round's leaves should have, by its place.
 
-    What a member signed counts; without a signature there is nothing but the leaf itself.
+    It is the digest that the member signed. Without a signature there is nothing to compare with,
+    so it is what the leaf says itself.
     """
     updates = {}
     for place, leaf in enumerate(map(read_leaf, leaves)):
-        if not leaf["client_id"]:  # Nobody was asked.
+        if not leaf["client_id"]:  # The leaf of a round in which nobody was asked.
             continue
         updates[place] = leaf["update"]
         update = signed.get((number, int(leaf["client_id"])))
@@ -173,7 +179,7 @@ def _updates(number: int, leaves: Sequence[str], signed: Signatures) -> dict[int
 
 
 def _check_rows(run: RunFolder, chain: RoundChain) -> None:
-    """Raise StatementError unless heads bind the very rows of the run's tables."""
+    """Raise StatementError unless the heads bind the rows and the state of the run's folder."""
     counted = counted_rounds(chain)
     try:
         rows = rows_by_round(run, max(counted))
@@ -193,10 +199,10 @@ def _check_rows(run: RunFolder, chain: RoundChain) -> None:
 
 
 def _check_attempts(member: HeldReceipts, declared: Attempts | None) -> None:
-    """Raise StatementError where a member saw another attempt than the one that was declared."""
+    """Raise StatementError if a member saw an attempt that differs from the declared one."""
     for seen in member.attempts:
         if declared is None or seen.number > declared.number:
-            continue  # It came after the statement, which is told elsewhere.
+            continue  # A later attempt began after the statement; ``fedif verify`` says so.
         if seen.number < 1 or seen.end != declared.end(seen.number):
             raise StatementError(
                 f"{member.name} holds receipts of another attempt {seen.number} at run "
@@ -205,7 +211,7 @@ def _check_attempts(member: HeldReceipts, declared: Attempts | None) -> None:
 
 
 def _check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
-    """Raise StatementError where a member signed a head that the records did not have."""
+    """Raise StatementError if a member signed a head that the records never had."""
     for (number, client_id), update in sorted(signed.items()):
         if update.head and update.head not in chain.sizes:
             raise StatementError(
@@ -215,11 +221,14 @@ def _check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
 
 
 def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) -> None:
-    """Raise StatementError where an update was signed in another attempt than its round's."""
+    """Raise StatementError if an update was signed in another attempt than its round's.
+
+    Likewise if a round is of an earlier attempt than a round before it.
+    """
     attempts = {number: told_round.attempt for number, told_round in counted_rounds(chain).items()}
     last = 0
     for (number, client_id), update in sorted(signed.items()):
-        # Without receipts, the first signature of a round says which attempt it is of.
+        # Without receipts, the first signature in a round decides which attempt the round is of.
         attempt = attempts.setdefault(number, update.attempt)
         if update.attempt != attempt:
             raise StatementError(
@@ -234,7 +243,10 @@ def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) 
 
 
 def _never_told(missing: Mapping[int, set[int]], names: Names) -> str:
-    """Return which rounds were done again without whose knowledge, in words."""
+    """Return a sentence that names the rounds done again, and the members who did not know.
+
+    ``missing`` has their client ids by round.
+    """
     rounds = ", ".join(map(str, sorted(missing)))
     client_ids = set().union(*missing.values())
     members = enumerated(name_of(client_id, names) for client_id in client_ids)
@@ -253,7 +265,7 @@ def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, 
 
 
 def _require_one_history(held: Sequence[HeldReceipts]) -> None:
-    """Raise StatementError where two members were told different histories."""
+    """Raise StatementError if two members hold different heads after the same number of leaves."""
     roots: dict[int, tuple[str, bytes]] = {}
     for member in held:
         for told_round in member.rounds:
@@ -266,7 +278,7 @@ def _require_one_history(held: Sequence[HeldReceipts]) -> None:
 
 
 def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) -> None:
-    """Raise StatementError where the records say other things than a member was told, or sent."""
+    """Raise StatementError if the records contradict a member's receipts, or what it sent."""
     leaves: dict[int, str] = {}  # By their numbers among all leaves of the run.
     for told_round in chain.rounds:
         leaves.update(told_round.numbered())
@@ -284,7 +296,7 @@ def _check_lines(member: HeldReceipts, chain: RoundChain, signed: Signatures) ->
 def _leaves_of(
     member: HeldReceipts, chain: RoundChain
 ) -> Iterator[tuple[ToldRound, Mapping[str, str]]]:
-    """Return a member's lines in the records, also those that it has no receipt of yet."""
+    """Yield a member's leaves in the records, also those that it has no receipt of yet."""
     for told_round in chain.rounds:
         for line in told_round.own.values():
             leaf = read_leaf(line)
@@ -295,9 +307,10 @@ def _leaves_of(
 def _check_sent(
     member: HeldReceipts, attempt: int, leaf: Mapping[str, str], signed: Signatures
 ) -> None:
-    """Raise StatementError where a member's line says otherwise than what it sent.
+    """Raise StatementError if a member's leaf contradicts what it sent in the leaf's attempt.
 
-    In a round that was done again it may have sent nothing, or another update.
+    Other attempts at the same round do not count: there the member may have sent nothing, or
+    another update.
     """
     number = int(leaf["round"])
     update = leaf["update"]
@@ -318,13 +331,14 @@ def _check_sent(
 
 
 def _check_not_left_out(member: HeldReceipts, chain: RoundChain, *, may_be_late: bool) -> None:
-    """Raise StatementError where what a member sent is left out under a pretext, or altogether.
+    """Raise StatementError if the records leave out an update that a member sent, for no reason.
 
-    A reply may be late where a round closes before all have come. Who was asked again afterwards
+    The status ``late`` is a reason only where rounds may close before all replies have come
+    (``may_be_late``). ``revoked`` is a reason only if the member has no later leaf: otherwise it
     had not been removed.
     """
     rounds = {(told_round.attempt, told_round.number) for told_round in chain.rounds}
-    statuses = {}  # By attempt and round.
+    statuses = {}  # The member's, by attempt and round.
     for told_round, leaf in _leaves_of(member, chain):
         statuses[told_round.attempt, told_round.number] = leaf["status"]
     last_line = max(statuses, default=(0, 0))
@@ -346,7 +360,7 @@ def _left_out(number: int, member: HeldReceipts, status: str) -> StatementError:
 
 
 def _may_be_late(settings: Mapping[str, Any]) -> bool:
-    """Return whether a round closes before all replies have come; unless settings tell: it may."""
+    """Return whether a round may close before all replies have come; yes if nothing says it."""
     if "pace.quorum" not in settings:
         return True
     if settings.get("pace.rounds") == "buffered" or settings.get("pace.late-rounds"):
@@ -355,7 +369,7 @@ def _may_be_late(settings: Mapping[str, Any]) -> bool:
 
 
 def _check_end(member: HeldReceipts, chain: RoundChain) -> None:
-    """Raise StatementError where a member took part in a round behind the last one."""
+    """Raise StatementError if a member sent an update in a round after the last recorded one."""
     if not chain.rounds:
         return
     end = chain.rounds[-1]
@@ -368,13 +382,13 @@ def _check_end(member: HeldReceipts, chain: RoundChain) -> None:
 
 
 def _check_asked_once(member: HeldReceipts) -> None:
-    """Raise StatementError where a member sent two updates in a round of one attempt.
+    """Raise StatementError if a member sent two updates in one round of one attempt.
 
-    A server that has told of no records yet could else do its rounds again until it likes them,
-    and every version would be of the attempt that is declared.
+    Otherwise a server that has not told members of its records yet could do its rounds again until
+    it likes the result, and every version would belong to the declared attempt.
     """
     for (attempt, number), sent in sorted(member.sent.items()):
-        if attempt and len(sent) > 1:  # Attempts that are not counted have no number.
+        if attempt and len(sent) > 1:  # Attempt 0: attempts are not counted.
             raise StatementError(
                 f"round {number}: {member.name} says that it sent {len(sent)} updates in attempt "
                 f"{attempt}, and a round is done again in another attempt alone"
@@ -396,7 +410,7 @@ def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
 
 
 def _first_after(start: int, chain: RoundChain) -> int | str:
-    """Return the first recorded round with leaves after the first ``start`` ones, if any."""
+    """Return the first round that has leaves after the chain's first ``start``; ``"?"`` if none."""
     for recorded in chain.rounds:
         if recorded.size > start:
             return recorded.number

@@ -1,4 +1,4 @@
-"""Checking what members signed: no update in the records was invented, changed or left out."""
+"""Checks of what members signed: no update in the records was invented, changed or left out."""
 
 from __future__ import annotations
 
@@ -25,15 +25,24 @@ from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.server.record import Step
 
-_ROUNDING = 1e-4  # Of what was sent: a difference is rounded, a shortened one twice.
+# How far a kept update may be from the signed one, as a part of its length. The server rounds the
+# difference of two models, and rounds again where it shortens that.
+_ROUNDING = 1e-4
 Signatures = Mapping[tuple[int, int], SignedUpdate]  # By round and client id.
 
 
 class SignedMember(NamedTuple):
-    """How many of its accepted updates a member signed; it is called as its key, if it has one.
+    """How many of its accepted updates a client signed.
 
-    ``earlier_ids`` are the clients as whom the same holder signed earlier rounds: it was registered
-    anew while the run stood still, and has a line for each.
+    Attributes
+    ----------
+    name : str
+        The name of its key's holder, or its own name if it has no known key.
+    signed, accepted : int
+        How many of its updates were signed, and how many were accepted.
+    earlier_ids : tuple of int
+        Other client ids for which the same holder signed earlier rounds: a member gets another id
+        if it is registered anew while the run stands still.
     """
 
     name: str
@@ -43,12 +52,14 @@ class SignedMember(NamedTuple):
 
 
 def read_signatures(run: RunFolder) -> Signatures:
-    """Return what was signed; nothing is checked yet.
+    """Return what members signed, by a run's ``signatures.csv``; no signature is checked yet.
 
     Raises
     ------
     StatementError
-        Naming a line that is none, or is there twice.
+        If a line is malformed, or a round has two lines of one client.
+    EvidenceError
+        If a line, or ``provenance.json``, names attempts that were not declared.
     """
     signatures: dict[tuple[int, int], SignedUpdate] = {}
     table = run.signatures
@@ -65,16 +76,16 @@ def read_signatures(run: RunFolder) -> Signatures:
 
 
 def _terms(row: Mapping[str, str], attempts: Attempts | None) -> dict[str, Any]:
-    """Return the attempt at the run that a line says was signed.
+    """Return what a line's signature says of the attempt, by the fields of ``AgreedRun``.
 
     Raises
     ------
     StatementError
-        If it names no attempt, as in an earlier version.
+        If the line has no attempt, as in an earlier version.
     EvidenceError
-        If the attempt was not declared.
+        If the run does not declare the attempt.
     ValueError
-        If the run has no attempts.
+        If the line has an attempt, and the run counts none.
     """
     if "attempt" not in row:
         raise StatementError(
@@ -95,25 +106,33 @@ def check_signatures(
     names: Sequence[Mapping[int, str]],
     members: Mapping[str, VerifyingKey] | None = None,
 ) -> tuple[SignedMember, ...]:
-    """Check every line of a run's ``signatures.csv``, and that every update has one.
+    """Check all signatures of a run, and that members with a key signed all accepted updates.
+
+    With ``updates.keep``, also check that the kept updates follow from the signed ones.
 
     Parameters
     ----------
     run : RunFolder
-        The run.
-    signed : mapping
-        Its signatures.
+        The run's folder.
+    signed : mapping of (int, int) to SignedUpdate
+        Its signatures by round and client id, see :func:`read_signatures`.
     names : sequence of mapping of int to str
-        What statement and records call members, by client id.
+        Members' names by client id, in the statement and in the records.
     members : mapping of str to public key, optional
-        Members' keys by name, from elsewhere than the run. Without them, signatures are checked by
-        the keys that the records name.
+        Members' public keys by name, which do not come from the run itself. Without them,
+        signatures are checked with the keys in ``signatures.csv``.
+
+    Returns
+    -------
+    tuple of SignedMember
+        For each client, how many of its accepted updates were signed; empty if nothing was signed
+        and no ``members`` are given.
 
     Raises
     ------
     StatementError
-        Naming round and member of an update that was invented, changed or left out, or two clients
-        for whom one key signs in turn.
+        If an update was invented, changed, left out or counted twice, or one holder's keys sign
+        for two clients by turns. The message names round and member.
     """
     check = _SignatureCheck(run, names, members)
     for place, update in signed.items():
@@ -124,7 +143,7 @@ def check_signatures(
 
 
 class _SignatureCheck:
-    """What a run's records say of its updates, and the keys seen so far."""
+    """One check of a run's signatures: what the records say, and the keys seen so far."""
 
     def __init__(
         self,
@@ -135,19 +154,25 @@ class _SignatureCheck:
         lines = run.clients.read()
         self._names = names
         self._members = members
-        self._holders: dict[bytes, str] = {}  # Members' names by their keys.
+        self._holders: dict[bytes, str] = {}  # Members' names by their public keys (DER).
         for name, key in (members or {}).items():
             self._holders[public_der(key)] = holder_of(name)
         self._replies = _used_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
         self._most_rounds_late = _most_rounds_late(agreed_settings(run))
-        self._counted: dict[tuple[int, int], int] = {}  # By round asked in and client id: where.
-        self._keys: dict[int, bytes] = {}  # By client id.
-        self._earlier_ids: dict[int, tuple[int, ...]] = {}  # Of the same holder, by client id.
-        self._received: dict[int, bytes] = {}  # By the round in which the model was sent.
+        # The round in which a reply counts, by the round in which it was asked for and client id.
+        self._counted: dict[tuple[int, int], int] = {}
+        self._keys: dict[int, bytes] = {}  # The first key of each client id.
+        # For each client id, the ids under which the same holder signed before.
+        self._earlier_ids: dict[int, tuple[int, ...]] = {}
+        # The digest of the model that members received, by the round in which it was sent.
+        self._received: dict[int, bytes] = {}
 
     def require_genuine(self, place: tuple[int, int], update: SignedUpdate) -> None:
-        """Raise StatementError unless a line is what its member signed, of this round."""
+        """Raise StatementError unless an update was signed by its member and for its round.
+
+        ``place`` is the round and the client id under which the records have it.
+        """
         _, client_id = place
         where = self._update(place)
         try:
@@ -164,7 +189,10 @@ class _SignatureCheck:
         self._require_counted_once(where, place, asked_in)
 
     def _require_own_key(self, where: str, client_id: int, update: SignedUpdate) -> None:
-        """Raise StatementError unless the key is that of the member who is paid for it."""
+        """Raise StatementError unless an update is signed with the key of the member it counts for.
+
+        ``where`` names the update in the error.
+        """
         if self._members is not None and update.key not in self._holders:
             raise StatementError(f"{where} is signed with a key that is no member's")
         if update.node_id != client_id:
@@ -177,7 +205,7 @@ class _SignatureCheck:
                     "one, --members needs both"
                 )
             return
-        # A member may have got another key while the run stood still; both are known then.
+        # A member may have got another key while the run stood still; ``members`` has both then.
         if self._holders[before] != self._holders[update.key]:
             raise StatementError(f"{where} is signed with another key than before")
         holder = self._holders[update.key]
@@ -187,10 +215,12 @@ class _SignatureCheck:
                 raise StatementError(f"{where} is signed with the key of {holder}")
 
     def require_one_signer_each(self, signed: Signatures) -> None:
-        """Raise StatementError where a key, or another one of its holder, signs for two clients.
+        """Raise StatementError if the keys of one holder sign for two clients by turns.
 
-        A member that is registered anew has another client id from some round on, and none before.
+        A member that is registered anew signs for another client id from some round on. This is
+        allowed, since it signs for the earlier id no more.
         """
+        # By holder (its name, or its key if there is no name) and client id: rounds asked in.
         rounds = defaultdict[str | bytes, dict[int, list[int]]](dict)
         for (_, client_id), update in signed.items():
             holder = self._holders.get(update.key, update.key)
@@ -201,7 +231,7 @@ class _SignatureCheck:
                 last = max(rounds_by_id[earlier])
                 if min(rounds_by_id[later]) <= last:
                     key = "one key"
-                    if isinstance(holder, str):  # Else nobody says whose key it is.
+                    if isinstance(holder, str):  # Otherwise it is not known whose key it is.
                         key = f"the key of {holder}"
                     raise StatementError(
                         f"{self._name_with_id(earlier)} and {self._name_with_id(later)} are "
@@ -211,7 +241,10 @@ class _SignatureCheck:
                 self._earlier_ids[client_id] = tuple(client_ids[:index])
 
     def _require_in_time(self, where: str, place: tuple[int, int], asked_in: int) -> None:
-        """Raise StatementError unless a reply came in its round, or as late as replies may."""
+        """Raise StatementError unless a reply came in the round in which it was asked for.
+
+        It may also be late by as many rounds as the run allows, if ``clients.csv`` says so.
+        """
         number, client_id = place
         if asked_in == number:
             return
@@ -225,7 +258,7 @@ class _SignatureCheck:
             )
 
     def _require_counted_once(self, where: str, place: tuple[int, int], asked_in: int) -> None:
-        """Raise StatementError where one request's reply counts in two rounds."""
+        """Raise StatementError if the reply to one request counts in two rounds."""
         if self._replies[place]["status"] != "accepted":
             return
         number, client_id = place
@@ -237,9 +270,9 @@ class _SignatureCheck:
             )
 
     def _require_same_reply(self, where: str, place: tuple[int, int], update: SignedUpdate) -> None:
-        """Raise StatementError unless clients.csv has the reply, as the member signed it.
+        """Raise StatementError unless clients.csv has the reply that the member signed.
 
-        That is to the same request, with the same number of examples.
+        It has to answer the same request, and to claim the same number of examples.
         """
         row = self._replies.get(place)
         if row is None:
@@ -261,15 +294,16 @@ class _SignatureCheck:
             )
 
     def count(self, signed: Signatures) -> tuple[SignedMember, ...]:
-        """Return how many updates each member signed.
+        """Return how many of its accepted updates each client signed.
 
         Raises
         ------
         StatementError
-            If an accepted update of a member that has a key is not signed.
+            If an accepted update of a member whose key is known is not signed.
         """
         with_key = self._with_key()
-        signed_or_not: dict[int, list[bool]] = {}  # Of each accepted update, by client id.
+        # For each client id, whether each of its accepted updates is signed.
+        signed_or_not: dict[int, list[bool]] = {}
         for place, row in sorted(self._replies.items()):
             if row["status"] != "accepted":
                 continue
@@ -289,7 +323,7 @@ class _SignatureCheck:
         return tuple(members)
 
     def _with_key(self) -> set[int]:
-        """Return the client ids whose keys are known: by their name, or by what they signed."""
+        """Return the client ids whose keys are known, by their name or by a signature of theirs."""
         if not self._members:
             return set()
         holders = {as_read(name) for name in self._holders.values()}
@@ -301,7 +335,7 @@ class _SignatureCheck:
         return with_key
 
     def _signer(self, client_id: int) -> str:
-        """Return what the key of a client is called; its name where it has none."""
+        """Return the name of the holder of a client's key; the client's name if that is unknown."""
         key = self._keys.get(client_id, b"")
         return self._holders.get(key) or self._name_of(client_id)
 
@@ -313,7 +347,7 @@ class _SignatureCheck:
         return name_of(client_id, self._names)
 
     def _name_with_id(self, client_id: int) -> str:
-        """Return what a client is called, with its id: two may have one name."""
+        """Return a client's name with its id, since two clients may have the same name."""
         name = self._name_of(client_id)
         id_in_words = f"client {client_id}"
         if name == id_in_words:
@@ -322,7 +356,7 @@ class _SignatureCheck:
 
 
 def _most_rounds_late(settings: Mapping[str, Any]) -> int | None:
-    """Return how many rounds late a reply may come; ``None``: any, or the settings do not say."""
+    """Return how many rounds late a reply may come; ``None`` if any number, or it is not known."""
     late_rounds = settings.get("pace.late-rounds")
     if late_rounds is None:
         return None
@@ -336,28 +370,30 @@ def _place(row: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], dict[str, str]]:
-    """Return the lines of ``clients.csv`` of replies that came in time, by round and client id."""
+    """Return the lines of accepted and refused replies in ``clients.csv``, by round and client."""
     replies: dict[tuple[int, int], dict[str, str]] = {}
     for row in lines:
         place = _place(row)
         if row["status"] == "accepted":
             replies[place] = row
         elif row["status"] == "refused":
-            # A node's second reply is refused: it does not stand for the first one.
+            # A node's second reply is refused: it does not replace the first one.
             replies.setdefault(place, row)
     return replies
 
 
 class _KeptReplies(NamedTuple):
-    """A round's signed replies, as they came.
+    """A round's signed replies as they came, before the server rounds or shortens them.
 
     Attributes
     ----------
     arrays : dict of int to dict of str to ndarray
-        By client id, and by name.
-    trained, types : list of str
-        The trained parameters' names, in the order of the vector, and the types that the model has
-        of them; empty where the records of an earlier version do not say the types.
+        The arrays of each reply by client id and by the array's name.
+    trained : list of str
+        The names of the trained parameters, in the order of the model's vector.
+    types : list of str
+        The NumPy types of these parameters in the server's model; empty in records of an earlier
+        version, which lack them.
     """
 
     arrays: dict[int, dict[str, NDArray[Any]]]
@@ -366,7 +402,7 @@ class _KeptReplies(NamedTuple):
 
 
 def _read_replies(path: Path) -> _KeptReplies:
-    """Return the replies in a file; none where there is no file."""
+    """Return the kept replies in a file; without any if there is no file."""
     arrays = defaultdict[int, dict[str, NDArray[Any]]](dict)
     if not path.is_file():
         return _KeptReplies(arrays, [], [])
@@ -384,12 +420,13 @@ def _read_replies(path: Path) -> _KeptReplies:
 
 
 def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
-    """Check kept replies against what was signed, and kept updates against the replies.
+    """Check kept replies against the signatures, and kept updates against the kept replies.
 
     Raises
     ------
     StatementError
-        Naming round and client.
+        If a reply is not the one that was signed, an update does not follow from its reply, or a
+        reply was not used. The message names round and client.
     """
     settings = agreed_settings(run)
     for number, path in files_of_rounds(run.updates).items():
@@ -405,7 +442,7 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
             if update is None or arrays_digest(arrays.items()) != update.sent:
                 raise StatementError(f"{where} is not the one that was signed")
             received = _received_parameters(run, number, step, update)
-            if received is None:
+            if received is None:  # The change cannot be computed without that model.
                 continue
             with refused_as(StatementError, f"{file.name} does not fit the model"):
                 change = _change(arrays, replies, received)
@@ -420,14 +457,17 @@ def _check_kept_replies(run: RunFolder, signed: Signatures) -> None:
 def _change(
     arrays: Mapping[str, NDArray[Any]], replies: _KeptReplies, received: NDArray[Any]
 ) -> NDArray[np.float64]:
-    """Return what a reply changes of the model ``[d]`` that its member got.
+    """Return an update ``[d]``: a reply minus the model ``[d]`` that its member received.
 
-    It is taken as the server takes it in: numbers that are wider than the model's are rounded.
+    As the server does, the reply is first rounded to the model's types.
 
     Raises
     ------
     ValueError
-        If the types are none that the model can have.
+        If the types of the kept replies cannot be those of the model, or another number of
+        parameters was sent than the model has.
+    KeyError
+        If the reply lacks a parameter.
     """
     types = replies.types or [received.dtype.str] * len(replies.trained)
     change = np.empty(len(received))
@@ -448,9 +488,9 @@ def _change(
 def _received_parameters(
     run: RunFolder, number: int, step: Step, update: SignedUpdate
 ) -> NDArray[Any] | None:
-    """Return the model ``[d]`` that a member got before it sent an update; ``None``: it is gone."""
+    """Return the model ``[d]`` from which a member's update began; ``None`` if it was not kept."""
     model = step.before
-    if update.asked_in != number:  # It came late.
+    if update.asked_in != number:  # The reply came late.
         earlier = file_of_round(run.updates, update.asked_in)
         if not earlier.is_file():
             return None
@@ -459,10 +499,10 @@ def _received_parameters(
 
 
 def _shortening(sent: NDArray[Any], settings: Mapping[str, Any], *, rounds_late: int) -> float:
-    """Return by how much a run shortens an update ``[d]`` as it arrives.
+    """Return the factor by which a run multiplies an update ``[d]`` as it arrives.
 
-    That is to ``max-update-length``, and by how late it comes. What a stage or rule shortens later
-    is not in what was kept.
+    It shortens the update to ``max-update-length``, and once more by how many rounds it is late.
+    Kept updates are from before any stage or rule, so what these shorten does not matter here.
     """
     shortening = 1.0
     most = float(settings.get("max-update-length") or 0.0)
@@ -475,6 +515,6 @@ def _shortening(sent: NDArray[Any], settings: Mapping[str, Any], *, rounds_late:
 
 
 def _is_shortened(used: NDArray[Any], sent: NDArray[Any], shortening: float) -> bool:
-    """Return whether an update ``[d]`` is the one that was sent, times what shortens it."""
+    """Return whether an update ``[d]`` is the sent one times ``shortening``, but for rounding."""
     distance = float(np.linalg.norm(used - shortening * sent))
     return distance <= _ROUNDING * (float(np.linalg.norm(sent)) + 1e-12)

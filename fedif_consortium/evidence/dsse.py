@@ -1,9 +1,10 @@
-r"""Envelopes that several parties sign, as others read them: DSSE 1.0.
+r"""Signed envelopes in the public format DSSE 1.0; several parties can sign one envelope.
 
 .. math:: \sigma = \text{Sign}(\text{"DSSEv1"} \,\|\, |t| \,\|\, t \,\|\, |c| \,\|\, c)
 
-for content c of type t, with lengths in decimal digits and a space between any two. A key's id is
-the SHA-256 of its public half (DER, SubjectPublicKeyInfo) in hex.
+for content c of type t. The lengths in bytes, |t| and |c|, are written in decimal digits, and a
+space separates the five parts. A key's id is the SHA-256 of its public half (DER,
+SubjectPublicKeyInfo) in hex.
 
 References
 ----------
@@ -26,7 +27,7 @@ from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import parse_json
 
 MOST_SIGNATURES = 1000
-_URL_SAFE = str.maketrans("-_", "+/")  # Both alphabets are allowed.
+_URL_SAFE = str.maketrans("-_", "+/")  # DSSE allows both alphabets of base64.
 
 
 def _from_base64(value: object) -> object:
@@ -43,7 +44,7 @@ Base64 = Annotated[
 
 
 class Signature(BaseModel):
-    """A signature, and the id of the key that is said to have made it; empty: nobody says it."""
+    """A signature, and the id of the key that claims to have made it (empty: no key is named)."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,16 +53,16 @@ class Signature(BaseModel):
 
 
 class Envelope(BaseModel):
-    """Content of some type, with the signatures that stand side by side.
+    """Content of some type, with signatures; each signature covers the content alone.
 
     Attributes
     ----------
     payload_type : str
-        How the content is to be read.
+        The content's type, such as ``application/vnd.in-toto+json``.
     payload : bytes
         The content.
     signatures : tuple of Signature
-        No two name the same key; one need not name any.
+        At most 1,000. No two signatures name the same key; a signature may name no key.
     """
 
     model_config = ConfigDict(frozen=True, alias_generator=to_camel, populate_by_name=True)
@@ -71,27 +72,27 @@ class Envelope(BaseModel):
     signatures: Annotated[tuple[Signature, ...], Field(max_length=MOST_SIGNATURES)] = ()
 
     def signed_bytes(self) -> bytes:
-        """Return what is signed: the pre-authentication encoding."""
+        """Return the bytes that are signed: the pre-authentication encoding of DSSE."""
         kind = self.payload_type.encode()
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.payload), self.payload)
 
     def signed_by(self, key: SigningKey) -> Envelope:
-        """Return the envelope with one more signature.
+        """Return the envelope with one more signature, made with ``key``.
 
         Raises
         ------
         EvidenceError
-            If this key has signed it already, or 1,000 have.
+            If this key has signed the envelope already, or it has 1,000 signatures.
         """
         return self.with_signature(key_id(key.public_key()), sign(key, self.signed_bytes()))
 
     def with_signature(self, keyid: str, sig: bytes) -> Envelope:
-        """Return the envelope with one more signature, which is not checked.
+        """Return the envelope with one more signature; whether it is genuine is not checked.
 
         Raises
         ------
         EvidenceError
-            If there is one of this key, or 1,000.
+            If the envelope has a signature that names this key, or 1,000 signatures.
         """
         key_ids = [signature.keyid for signature in self.signatures]
         if keyid and keyid in key_ids:
@@ -102,23 +103,23 @@ class Envelope(BaseModel):
         return self.model_copy(update={"signatures": signatures})
 
     def signer(self, signature: Signature, keys: Mapping[str, VerifyingKey]) -> str:
-        """Return the name of the key that made a signature; empty: none of these keys did.
+        """Return the name of the key that made a signature; empty if none of ``keys`` made it.
 
         Parameters
         ----------
         signature : Signature
-            Of this envelope.
+            A signature of this envelope.
         keys : mapping of str to public key
-            By what their holders are called.
+            The public keys by name.
 
         Raises
         ------
         EvidenceError
-            If it names one of the keys, and is not by it.
+            If the signature names one of the keys, but that key did not make it.
         """
         content = self.signed_bytes()
-        # An id is a hint that nobody signed: other tools make them in other ways. So the key that
-        # it names is tried first, and the others after it.
+        # A key id is only a hint: nobody signs it, and other tools compute it in other ways. So
+        # the key that it names is tried first, and then all others.
         names = sorted(keys, key=lambda name: key_id(keys[name]) != signature.keyid)
         for name in names:
             key = keys[name]
@@ -129,18 +130,19 @@ class Envelope(BaseModel):
         return ""
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON, always the same for the same envelope."""
+        """Return the envelope as JSON; equal envelopes give equal bytes."""
         text = json.dumps(self.model_dump(by_alias=True), indent=2)
         return f"{text}\n".encode()
 
 
 def read_envelope(content: bytes, name: str) -> Envelope:
-    """Read an envelope's JSON, whoever wrote it; ``name`` is what an error calls it.
+    """Return the envelope in some JSON, which may be hostile; error messages call it ``name``.
 
     Raises
     ------
     EvidenceError
-        If it is no envelope, has two signatures of one key, or more than 1,000.
+        If the JSON is no envelope, or two of its signatures name one key, or it has more than
+        1,000 signatures.
     """
     try:
         read = Envelope.model_validate(parse_json(content))

@@ -1,4 +1,4 @@
-"""Gradients of the held-out loss that a server publishes: each model goes out with that at it."""
+"""The server publishes the gradient of its held-out loss: it goes out with each round's model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class GradientSettings(Settings, alias_generator=in_section("gradients")):
-    """Whether members can inspect their own data."""
+    """Whether the server publishes gradients, so that members can inspect their own data."""
 
     publish: bool = setting(
         False,
@@ -34,19 +34,19 @@ class GradientSettings(Settings, alias_generator=in_section("gradients")):
 
 
 class PublishGradients(RunPart):
-    """``gradients.publish``: members can inspect their own data."""
+    """``gradients.publish``: members can inspect their own data with ``fedif inspect``."""
 
     settings = GradientSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where the validation data are secret."""
+        """Raise ConfigError if gradients are published, but the validation data are secret."""
         is_published = config.section(GradientSettings).publish
         is_secret = config.section(CreditSettings).secret_validation
         is_fine = not (is_published and is_secret)
         require(is_fine, "gradients.publish", True, "false with credit.secret-validation")
 
     def build(self, run: RunContext) -> Built:
-        """Return what encloses the gradient."""
+        """Return the callback that sends the gradient with each model."""
         if not run.config.section(GradientSettings).publish:
             return NOTHING
         return Built(callbacks=[PublishedGradients(run.loaded.validation)])
@@ -55,12 +55,12 @@ class PublishGradients(RunPart):
 class PublishedGradients(Callback):
     """Sends the gradient with the model, so that members can inspect their own data.
 
-    A strategy that weighs by the same gradient takes it once for both.
+    If the strategy weighs by the same gradient, it is computed once for both.
 
     Parameters
     ----------
     validation : Validation
-        The server's.
+        The server's validation set.
     """
 
     def __init__(self, validation: Validation) -> None:
@@ -69,11 +69,11 @@ class PublishedGradients(Callback):
         self._record: ArrayRecord | None = None
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note where the model of each round is."""
+        """Keep the strategy, whose model is read in each round."""
         self._strategy = strategy
 
     def on_asked(self, current: Round) -> None:
-        """Take the gradient of the round's model."""
+        """Compute the gradient at the round's model; none is sent if that fails."""
         assert self._strategy is not None  # on_start
         self._record = None
         model = self._strategy.model
@@ -86,7 +86,7 @@ class PublishedGradients(Callback):
         self._record = tensor_arrays({GRADIENT: result.gradient.detach()})
 
     def enclose(self, node: ClientNode) -> Mapping[str, ArrayRecord]:  # noqa: ARG002
-        """Return the gradient."""
+        """Return the record with the round's gradient, if there is one."""
         if self._record is None:
             return {}
         return {GRADIENT: self._record}

@@ -1,4 +1,4 @@
-"""What a member kept in its ``receipts-dir``: of one run, and of other attempts at it."""
+"""Reads what a member kept in its ``receipts-dir``, of one run and of other attempts at it."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
 
-_ROUND = "round-"  # Files of what the server told; others are of what the member sent.
+# The names of files with what the server told begin so; other files have what the member sent.
+_ROUND = "round-"
 
 
 @dataclass(frozen=True)
 class HeldReceipts:
-    """What a member kept of a run: what the server signed, and digests of what it sent, by round.
+    """What a member kept of a run: rounds that the server signed, and digests of what it sent.
 
     Attributes
     ----------
     name : str
-        What its folder is called.
+        The member's name, which is that of its folder.
     rounds : sequence of ToldRound
-        What it was told, in the order of the chain.
+        The rounds that the server told the member, in the order of the chain.
     sent : mapping of (int, int) to set of str
-        Digests of what it sent, by attempt and round.
+        The digests in hex of the models that the member sent, by attempt and round.
     client_id : int, optional
-        Whose they are, by its lines, which the server signed; ``None``: it has no line.
+        The member's id in its leaves, which the server signed; ``None`` if it has no leaf.
     node_id : int, optional
-        Whose they are, as what it sent says; nobody but the member itself may have signed that.
+        The member's id in its notes of what it sent. The member alone vouches for these.
     attempts : tuple of SeenAttempt
-        Every attempt that it has something of, at this run or another one of its name.
+        All attempts of which the member has evidence, at this run or at other runs of its name.
     last_sent : mapping of int to int
-        The last round for which it sent something, by attempt.
+        The last round in which the member sent something, by attempt.
     elsewhere : tuple of str
-        Ids of runs of this name that another server signed: others' runs, or the same operator's
-        with another key.
+        The ids of runs of this name whose heads were signed with other keys: they belong to
+        another operator, or to the same operator with another key.
     """
 
     name: str
@@ -54,7 +55,7 @@ class HeldReceipts:
 
     @property
     def lines(self) -> list[tuple[int, str]]:
-        """Its leaves, in their order, with their numbers."""
+        """The member's leaves with their numbers among all leaves of the run, in their order."""
         lines: list[tuple[int, str]] = []
         for told_round in self.rounds:
             lines.extend(told_round.numbered())
@@ -62,12 +63,12 @@ class HeldReceipts:
 
     @property
     def size(self) -> int:
-        """How many leaves there are in the longest history that it was told."""
+        """The number of leaves in the longest history that the member was told."""
         return max((told_round.size for told_round in self.rounds), default=0)
 
 
 def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
-    """Read what a member kept of a run in its ``receipts-dir``.
+    """Return what a member kept of a run in its ``receipts-dir``.
 
     Parameters
     ----------
@@ -76,15 +77,16 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     run : str
         The run's id.
     name : str
-        What the run is called: other runs of this name are other attempts.
+        The run's name. Other runs of this name are other attempts at it. Empty: attempts are not
+        looked for.
 
     Raises
     ------
     ConfigError
-        If it kept nothing of this run.
+        If the folder holds nothing of this run.
     StatementError
-        Naming a file that is damaged, says what nobody signed, or is another member's than those
-        beside it.
+        If a file is damaged, its signature does not fit, or it belongs to another member than the
+        files beside it.
     """
     run_folder = folder
     if folder.name != run:
@@ -128,12 +130,21 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
 
 
 def _same_member(path: Path, client_id: int, *before: int | None) -> int:
-    """Return whose a file is: that of the files before it.
+    """Return ``client_id``, the member to which the file at ``path`` belongs.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    client_id : int
+        The member's id by this file.
+    *before : int, optional
+        The member's id by the files before it; ``None`` if they do not say it.
 
     Raises
     ------
     StatementError
-        If it is another member's: a folder speaks for one.
+        If the files name different members: a folder holds the receipts of one member.
     """
     for other in before:
         if other is not None and other != client_id:
@@ -145,15 +156,15 @@ def _same_member(path: Path, client_id: int, *before: int | None) -> int:
 
 
 def _holder_of(receipts_dir: Path) -> str:
-    """Return what a member is called by its folder."""
-    # `fedif node join` makes receipts/ in the folder of a node.
+    """Return a member's name by the folder with its receipts."""
+    # `fedif node join` makes receipts/ in the folder of a node, which is named after the member.
     if receipts_dir.name == "receipts":
         return receipts_dir.parent.name
     return receipts_dir.name
 
 
 def _others(folder: Path) -> str:
-    """Return how many other runs a folder holds something of, in words."""
+    """Return words that say of how many other runs a folder holds something; empty if of none."""
     others = [path for path in _run_folders(folder) if any(path.glob("*.json"))]
     if not others:
         return ""
@@ -168,12 +179,13 @@ def _run_folders(folder: Path) -> list[Path]:
 
 
 def _read(path: Path, run: str) -> dict[str, Any]:
-    """Return what a file holds, checked.
+    """Return the content of a file with receipts, after a check of its form and signature.
 
     Raises
     ------
     StatementError
-        If it is damaged, says what nobody signed, or is of a version that names no attempt.
+        If the file is damaged, its signature does not fit, or an earlier version wrote it, which
+        named no attempt.
     """
     try:
         content = parse_json(read_whole(path))
@@ -190,7 +202,7 @@ def _read(path: Path, run: str) -> dict[str, Any]:
             int(content["round"])
             int(content["node_id"])
             bytes.fromhex(content["sent"])
-            if "signature" in content:  # It may have signed nothing.
+            if "signature" in content:  # A member without a guard does not sign.
                 _require_signed(SignedUpdate.read(run, content), int(content["round"]))
     except (OSError, KeyError, TypeError, ValueError, EvidenceError) as error:
         raise StatementError(f"{path} was changed: {error!r:.120}") from error
@@ -198,14 +210,14 @@ def _read(path: Path, run: str) -> dict[str, Any]:
 
 
 def _require_signed(update: SignedUpdate, number: int) -> None:
-    """Raise an error unless a member signed what it keeps of an update, of that round."""
+    """Raise an error unless an update's signature fits, and is for round ``number``."""
     update.check()
     if update.asked_in != number:
         raise ValueError(f"round {number} is not the one that was signed, {update.asked_in}")
 
 
 def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
-    """Return what the server told, checked."""
+    """Return the round that the server told, or raise StatementError if its check fails."""
     try:
         told_round = ToldRound.read(run, content)
         told_round.check()
@@ -217,15 +229,28 @@ def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
 def _seen_attempts(
     receipts_dir: Path, run_folder: Path, name: str, signers: set[bytes]
 ) -> tuple[tuple[SeenAttempt, ...], tuple[str, ...]]:
-    """Return the attempts at a run that a ``receipts-dir`` holds something of.
+    """Return the attempts at a run of which a ``receipts-dir`` holds something.
 
-    Runs of the same name that another server signed are others' runs: their ids come second.
+    Parameters
+    ----------
+    receipts_dir, run_folder : Path
+        The ``receipts-dir``, and the run's folder in it.
+    name : str
+        The run's name; empty: there are no attempts to look for.
+    signers : set of bytes
+        The keys (DER) with which this run's heads are signed.
+
+    Returns
+    -------
+    tuple of SeenAttempt, tuple of str
+        The attempts; then the ids of runs of the same name whose heads are signed with none of
+        these keys. They are not attempts at this run.
     """
     attempts: set[SeenAttempt] = set()
     elsewhere = []
     for folder in {run_folder, *_run_folders(receipts_dir)}:
         paths = sorted(folder.glob("*.json"))
-        # A server may call a run otherwise in one message than in the next.
+        # A server may name a run in one way in one message, and in another way in the next.
         of_name = [path for path in paths if name and _name_in(path) == name]
         if not of_name:
             continue
@@ -245,7 +270,7 @@ def _seen_attempts(
 
 
 def _name_in(path: Path) -> str:
-    """Return what a file calls its run; empty: nothing that can be read."""
+    """Return the name that a file gives its run; empty if it gives none or cannot be read."""
     try:
         content = parse_json(read_whole(path))
     except (OSError, ValueError):

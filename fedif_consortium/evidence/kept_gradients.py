@@ -1,8 +1,8 @@
-"""Gradients that a server publishes, as a member keeps them for ``fedif inspect``.
+"""A member keeps the gradients that a server publishes, for ``fedif inspect``.
 
-Nothing that the server publishes stops the member's work. A file is called by its round, whose
-number the server says: a round that is done again, or the same round of another run in the same
-folder, replaces it.
+If a gradient cannot be kept, the member goes on with its work. Files are named after rounds, whose
+numbers the server chooses. So a file is replaced if its round is done again, and by the same round
+of another run that keeps its gradients in the same folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ from fedif_flower.storage import make_folder, write_atomically
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
-GRADIENT = "validation-gradient"  # A record in a message, beside the model, and its array.
+GRADIENT = "validation-gradient"  # A message's record beside the model, and the array in it.
 MOST_ROUNDS = 16
-MOST_BYTES = 4 * 2**30  # Of all files together.
+MOST_BYTES = 4 * 2**30  # Of all files in the folder together.
+# Names in a file: arrays of the model begin with _MODEL, and the texts have those of the message.
 _MODEL = "model/"
 _VECTOR = "gradient"
 _TEXTS = (CONFIG_KEY, TASK_KEY, FACTS_KEY)
@@ -44,13 +45,14 @@ class KeptGradient(NamedTuple):
     Attributes
     ----------
     server_round : int
-        Which round.
+        The round's number.
     arrays : dict of str to ndarray
-        The model's.
+        The model's arrays by name.
     gradient : ndarray
-        ``[d]``: of the server's held-out loss at that model.
+        ``[d]``: the gradient of the server's held-out loss at that model.
     config, task, facts : str
-        What the server said of the run: its settings and facts in JSON, its task's name.
+        What the server said of the run: the clients' settings in JSON, the task's name, and what
+        the task says of the server's data in JSON.
     """
 
     server_round: int
@@ -62,7 +64,7 @@ class KeptGradient(NamedTuple):
 
     @property
     def file(self) -> str:
-        """What its file is called, in errors about what the server said."""
+        """The name of its file, for errors about what the server said."""
         return _file_name(self.server_round)
 
 
@@ -70,12 +72,12 @@ class KeptGradients(ClientPart):
     """A member keeps the gradients that the server publishes."""
 
     def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
-        """Return what keeps a gradient."""
+        """Return the mod that keeps gradients."""
         return [keep]
 
 
 def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Keep the gradient in a message where this node has a folder for it, and train."""
+    """Train; before that, keep the message's gradient if this node has a folder for gradients."""
     folder = NodeConfig.from_node_config(context.node_config).gradients_dir
     if folder:
         keep_gradient(message.content, Path(folder).expanduser().absolute())
@@ -83,9 +85,9 @@ def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Me
 
 
 def keep_gradient(content: RecordDict, folder: Path) -> None:
-    """Keep what a message brings in a node's ``gradients-dir``.
+    """Write a message's gradient, with the model, into ``folder``, a node's ``gradients-dir``.
 
-    At most 16 rounds are kept: where there are more, some that lie spread over the run.
+    At most 16 rounds are kept. If there are more, those that stay are spread over the run.
     """
     record = content.get(GRADIENT)
     if not isinstance(record, ArrayRecord):
@@ -105,12 +107,12 @@ def keep_gradient(content: RecordDict, folder: Path) -> None:
         buffer = io.BytesIO()
         np.savez(buffer, **content_of_file)  # type: ignore[arg-type]
         _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
-    except Exception as error:  # whatever NumPy makes of another's bytes
+    except Exception as error:  # NumPy raises many kinds of errors for malformed bytes.
         logger.warning("a published gradient was not kept: %.200r", error)
 
 
 def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
-    """Return a gradient ``[d]``, or raise ValueError."""
+    """Return a gradient ``[d]``, 0 < d <= ``at_most``; raise ValueError if it is malformed."""
     if vector.ndim != 1 or not 0 < len(vector) <= at_most or vector.dtype.kind != "f":
         raise ValueError(f"{vector.dtype} {list(vector.shape)} is no vector of {at_most} numbers")
     if not np.isfinite(vector).all():
@@ -119,9 +121,9 @@ def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
 
 
 def _write(folder: Path, server_round: int, content: bytes) -> None:
-    """Write a round's file, and remove one where there are too many."""
+    """Write a round's file, and remove others if there are too many."""
     target = folder / _file_name(server_round)
-    if not _is_of_round(target):  # Nobody would count it among those that lie there.
+    if not _is_of_round(target):  # Otherwise the limits below would not count this file.
         raise ValueError(f"round {server_round}")
     make_folder(folder)
     size = len(content)
@@ -135,7 +137,7 @@ def _write(folder: Path, server_round: int, content: bytes) -> None:
     while len(paths) > MOST_ROUNDS:
         rounds = list(map(_round, paths))
         gaps = [rounds[i + 1] - rounds[i - 1] for i in range(1, len(rounds) - 1)]
-        # The round whose neighbours are closest to each other is missed least.
+        # Remove the round whose neighbours are closest to each other: they stand for it best.
         closest = 1 + gaps.index(min(gaps))
         paths.pop(closest).unlink(missing_ok=True)
 
@@ -145,7 +147,7 @@ def _file_name(server_round: int) -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of rounds, in their order; others that lie there are somebody else's."""
+    """Return the files of rounds in a folder, by round; other files there are left out."""
     return sorted(filter(_is_of_round, folder.glob("round-*.npz")), key=_round)
 
 
@@ -158,12 +160,12 @@ def _round(path: Path) -> int:
 
 
 def kept_rounds(folder: Path) -> list[Path]:
-    """Return the files in a ``gradients-dir``, by round.
+    """Return the files of rounds in a ``gradients-dir``, by round.
 
     Raises
     ------
     ConfigError
-        If there are none.
+        If there is no such file.
     """
     files = _files(folder)
     if not files:
@@ -175,7 +177,7 @@ def kept_rounds(folder: Path) -> list[Path]:
 
 
 def read_kept(path: Path) -> KeptGradient:
-    """Return what :func:`keep_gradient` wrote.
+    """Return the model and the gradient in a file that :func:`keep_gradient` wrote.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Keys of members and of the operator, and what they sign.
+"""Keys of members and of the operator: reading, making, naming, signing and checking.
 
-A member signs with a key of the curves P-256, P-384 or P-521, as SuperNodes have them
-(``ssh-keygen -t ecdsa``), or with Ed25519; both as OpenSSH or PEM writes them. The operator signs
-with Ed25519.
+A member signs with an ECDSA key on the curve P-256, P-384 or P-521, as SuperNodes use them
+(``ssh-keygen -t ecdsa``), or with an Ed25519 key. The key's file has the format of OpenSSH or PEM.
+The operator signs with an Ed25519 key.
 
 References
 ----------
@@ -43,25 +43,25 @@ VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
 
 STATEMENT_KEY = "statement-key.pem"
 _SUFFIX = ".pub"
-_MOST_BYTES = 2**20  # Of a file with a public key.
+_MOST_BYTES = 2**20  # The largest file that is read as a public key.
 _KINDS = (
     "an Ed25519 key, not of small order, or one of P-256, P-384 or P-521, unencrypted, as OpenSSH "
     "or PEM"
 )
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
-_FIELD = 2**255 - 19
+_FIELD = 2**255 - 19  # The prime p of the field of Ed25519.
 _ORDER_8 = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
-# The y of all points of Ed25519 whose order is 1, 2, 4 or 8, whatever the sign of their x.
+# The y coordinates of all points of Ed25519 of order 1, 2, 4 or 8; the sign of x does not matter.
 _SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
 
 
 def read_private_key(data: bytes, name: str) -> SigningKey:
-    """Return a member's private key; ``name`` is what an error calls it.
+    """Return the private key in some bytes; error messages call the key ``name``.
 
     Raises
     ------
     ConfigError
-        If it is no private key, or of another kind.
+        If the bytes hold no unencrypted private key of an allowed kind.
     """
     load = load_ssh_private_key if b"OPENSSH" in data else load_pem_private_key
     try:
@@ -74,12 +74,12 @@ def read_private_key(data: bytes, name: str) -> SigningKey:
 
 
 def read_key_file(path: Path, name: str) -> SigningKey:
-    """Return the private key in a file; ``name`` is what an error calls it.
+    """Return the private key in a file; error messages call the key ``name``.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or holds none.
+        If the file cannot be read, or holds no unencrypted private key of an allowed kind.
     """
     name = f"{name} = {str(path)!r}"
     try:
@@ -89,12 +89,13 @@ def read_key_file(path: Path, name: str) -> SigningKey:
 
 
 def load_key(path: Path) -> SigningKey:
-    """Return the private key in a file that its owner alone may read.
+    """Return the private key in a file that only its owner may read.
 
     Raises
     ------
     ConfigError
-        If it is not there, no unencrypted key that signs, or others may read it.
+        If the file is missing, holds no unencrypted private key of an allowed kind, or may be
+        read by other users.
     """
     path = path.expanduser()
     key = read_key_file(path, "key")
@@ -103,17 +104,18 @@ def load_key(path: Path) -> SigningKey:
 
 
 def default_key_path() -> Path:
-    """Return where the key lies by which an operator is known.
+    """Return the path of the key that identifies the operator.
 
-    ``$FEDIF_STATEMENT_KEY``; else ``statement-key.pem`` of the federation in ``$FEDIF_FEDERATION``,
-    whose fingerprint its invitations name; else ``statement-key.pem`` in
-    ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. Not beside the results: those are handed
-    around.
+    It is the first of these that applies: ``$FEDIF_STATEMENT_KEY``; ``statement-key.pem`` in the
+    federation's folder, if ``$FEDIF_FEDERATION`` names one; ``statement-key.pem`` in
+    ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``. The key does not lie beside the results,
+    because results are handed to others.
 
     Raises
     ------
     ConfigError
-        If the federation's folder has no such key: members would not know another one.
+        If the federation's folder has no such key. Another key would not do: members know the
+        fingerprint of this one from their invitations.
     """
     named = os.environ.get("FEDIF_STATEMENT_KEY")
     if named:
@@ -131,14 +133,14 @@ def default_key_path() -> Path:
 
 
 def load_or_make_key(path: Path) -> Ed25519PrivateKey:
-    """Return the operator's key in a file, which is made with mode 0600 if it is not there.
+    """Return the operator's key in a file; make the file, with mode 0600, if it is missing.
 
     Raises
     ------
     ConfigError
-        If it is no unencrypted Ed25519 key, or others may read it.
+        If the file holds no unencrypted Ed25519 key, or other users may read it.
     StorageError
-        If it cannot be made.
+        If the file cannot be written.
     """
     path = path.expanduser()
     if not path.exists():
@@ -152,17 +154,18 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public_key(data: bytes, name: str) -> VerifyingKey:
-    """Return a member's public key; ``name`` is what an error calls it.
+    """Return the public key in some bytes; error messages call the key ``name``.
 
     Raises
     ------
     ConfigError
-        If it is no public key, or of another kind.
+        If the bytes hold no public key of an allowed kind.
     """
     load = load_pem_public_key if b"-----BEGIN" in data else load_ssh_public_key
     try:
         key = load(data)
-    except (ValueError, UnsupportedAlgorithm, NotImplementedError):  # Of a compressed point.
+    except (ValueError, UnsupportedAlgorithm, NotImplementedError):
+        # NotImplementedError: the point of an SSH key is compressed.
         key = None
     if not is_allowed(key):
         raise ConfigError(f"{name} is no public key; allowed: {_KINDS}")
@@ -170,57 +173,59 @@ def read_public_key(data: bytes, name: str) -> VerifyingKey:
 
 
 def is_allowed(key: object) -> TypeGuard[VerifyingKey]:
-    """Return whether a public key may say who signed something: it is of a kind listed above.
+    """Return whether a public key is of an allowed kind, so that its signatures prove who signed.
 
-    An Ed25519 key of small order is nobody's: one signature by it fits every content, or every
+    Allowed are ECDSA keys on P-256, P-384 or P-521, and Ed25519 keys that are not of small order.
+    A key of small order identifies nobody: one signature by it fits every content, or every
     eighth.
     """
     if isinstance(key, Ed25519PublicKey):
+        # The top bit is the sign of x. Bytes may hold a y of at least p, so y is reduced.
         y_and_sign = int.from_bytes(key.public_bytes_raw(), "little")
         return y_and_sign % 2**255 % _FIELD not in _SMALL_ORDER
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, _CURVES)
 
 
 def public_of(key: SigningKey) -> VerifyingKey:
-    """Return the public half."""
+    """Return the public half of a private key."""
     return key.public_key()
 
 
 def key_digest(key: VerifyingKey) -> bytes:
-    """Return the SHA-256 by which a public key is named."""
+    """Return the SHA-256 of a public key's DER, which identifies the key."""
     return hashlib.sha256(public_der(key)).digest()
 
 
 def key_id(key: VerifyingKey) -> str:
-    """Return the :func:`key_digest` in hex: the id of a key in envelopes."""
+    """Return the :func:`key_digest` in hex, as envelopes name a key."""
     return key_digest(key).hex()
 
 
 def fingerprint(key: VerifyingKey) -> str:
-    """Return what people compare: the first half of :func:`key_id`, in groups of four."""
+    """Return the first half of :func:`key_id`, in groups of four digits, for people to compare."""
     return content_fingerprint(public_der(key))
 
 
 def content_fingerprint(content: bytes) -> str:
-    """Return the first half of the SHA-256 of some content, in groups of four."""
+    """Return the first half of the SHA-256 of some content, in groups of four hex digits."""
     digits = hashlib.sha256(content).hexdigest()[:32]
     return " ".join(digits[i : i + 4] for i in range(0, 32, 4))
 
 
 def public_der(key: VerifyingKey) -> bytes:
-    """Return a public key as others read it: DER, SubjectPublicKeyInfo."""
+    """Return a public key as DER (SubjectPublicKeyInfo), the form that other tools read."""
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def sign(key: SigningKey, content: bytes) -> bytes:
-    """Return the signature of some content."""
+    """Return a private key's signature of some content."""
     if isinstance(key, Ed25519PrivateKey):
         return key.sign(content)
     return key.sign(content, _hash_for(key.curve))
 
 
 def is_signed(key: VerifyingKey, signature: bytes, content: bytes) -> bool:
-    """Return whether a signature is that of ``content`` by the holder of the private half."""
+    """Return whether ``signature`` is a signature of ``content`` by the private half of ``key``."""
     try:
         if isinstance(key, Ed25519PublicKey):
             key.verify(signature, content)
@@ -232,7 +237,7 @@ def is_signed(key: VerifyingKey, signature: bytes, content: bytes) -> bool:
 
 
 def _hash_for(curve: ec.EllipticCurve) -> ec.ECDSA:
-    """Return the signature algorithm with a hash of a curve's strength."""
+    """Return ECDSA with a hash function as strong as the curve."""
     if curve.key_size <= 256:
         return ec.ECDSA(hashes.SHA256())
     if curve.key_size <= 384:
@@ -241,22 +246,22 @@ def _hash_for(curve: ec.EllipticCurve) -> ec.ECDSA:
 
 
 def read_members(folder: Path) -> dict[str, VerifyingKey]:
-    """Return the public keys in a folder, each by its file's name without `.pub`.
+    """Return members' public keys by the names of their files, without ``.pub``.
 
-    That is its holder's name, or, of a key that it had before, see
-    :func:`~fedif_consortium.evidence.names.key_name`.
+    A file is named after the key's holder. A key that its holder used earlier has a number behind
+    the name, see :func:`~fedif_consortium.evidence.names.key_name`.
 
     Parameters
     ----------
     folder : Path
-        With files such as ``hospital-a.pub``, as OpenSSH or PEM writes them, other files being
-        ignored; or one such file.
+        A folder with files such as ``hospital-a.pub``, in the format of OpenSSH or PEM, or one
+        such file. Other files in the folder are ignored.
 
     Raises
     ------
     ConfigError
-        If there is no such folder or file, or naming the file that is no public key, or two with
-        the same one, or whose names read alike.
+        If there is no such folder or file, a file holds no public key of an allowed kind, two
+        files hold the same key, or the names of two holders read alike.
     """
     members = {}
     files = [folder]
@@ -276,14 +281,14 @@ def read_members(folder: Path) -> dict[str, VerifyingKey]:
 
 
 def names_by_digest(members: Mapping[str, VerifyingKey], where: str) -> dict[bytes, str]:
-    """Return the members' names by :func:`~key_digest`.
+    """Return members' names by the :func:`key_digest` of their keys.
 
-    ``where`` is what an error calls the place that lists them.
+    Error messages begin with ``where``, the place that lists the members.
 
     Raises
     ------
     ConfigError
-        If two have the same key.
+        If two members have the same key.
     """
     names: dict[bytes, str] = {}
     for name, key in members.items():

@@ -1,9 +1,10 @@
-"""A member checks what the server tells of its records, and keeps it.
+"""A member checks the receipts that the server sends, and keeps them.
 
-What it sent in which round, and the last head, lie in the node's state, and in a file of the
-``receipts-dir`` of its own config, since Flower forgets the state where a SuperNode is restarted.
-All that it was told and sent lies there for good. Nothing that the server tells
-stops the member's work: what does not hold is a warning in its log.
+The node remembers the last head, and what it sent in which round. This memory is part of the node's
+state, and of a file in the node's ``receipts-dir``, since Flower forgets the state when a SuperNode
+restarts. The same folder keeps all receipts, and the digests of all that was sent, for good.
+
+Receipts that do not hold lead to a warning in the member's log, and never stop its work.
 """
 
 from __future__ import annotations
@@ -40,21 +41,29 @@ from fedif_flower.storage import make_folder, write_atomically
 if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
-SIGNATURES_KEY = "require-signatures"  # In a run's instructions.
+SIGNATURES_KEY = "require-signatures"  # A key of a run's instructions to members.
 UNSIGNED = "it has no guard that signs: fedif node start --policy"
-MOST_RUNS = 100  # In a receipts-dir.
-MOST_FILES = 20_000  # In a run's folder there.
-_REMEMBERED = 64  # Rounds, in the node's state.
-_MEMORY = "memory"  # Of a run's folder: no .json, which are evidence.
+MOST_RUNS = 100  # The most entries of a receipts-dir, which has a folder for each run.
+MOST_FILES = 20_000  # The most files of evidence in a run's folder.
+_REMEMBERED = 64  # The number of rounds whose sent digests the memory holds.
+_MEMORY = "memory"  # A file in a run's folder. Without .json, since such files are evidence.
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
 
 class _Memory(BaseModel):
-    """What is remembered of a run: the last head that held, its signer, what was sent by round.
+    """What a node remembers of a run.
 
-    ``last`` is the last round that was told, without its leaves. Beside what was sent stands how
-    many lines the records had then.
+    Attributes
+    ----------
+    size, root : int, bytes
+        The number of leaves and the hash of the last head that passed the check.
+    signer : bytes
+        The public key (DER) that signs heads.
+    last : ToldRound, optional
+        The last round that passed the check, without its leaves.
+    sent : dict of int to (bytes, int)
+        By round: the digest of what was sent, and the value of ``size`` at that time.
     """
 
     size: int = 0
@@ -65,19 +74,19 @@ class _Memory(BaseModel):
 
 
 class ReceiptKeeper:
-    """A node's memory of one run: what it sent, what it was told.
+    """A node's receipts of one run: checks them against what it remembers, and keeps them.
 
     Parameters
     ----------
     context : Context
-        The node's.
+        The node's context, whose state holds the memory.
     run : str
         The run's id.
 
     Raises
     ------
     EvidenceError
-        If the id is none.
+        If ``run`` is not 32 hexadecimal digits.
     """
 
     def __init__(self, context: Context, run: str) -> None:
@@ -94,7 +103,7 @@ class ReceiptKeeper:
         self._memory = self._remembered()
 
     def _remembered(self) -> _Memory:
-        """Return what this node remembers of the run, also from before it was restarted."""
+        """Return the node's memory of the run, from its state or else from the run's folder."""
         record = self._state.get(self._key)
         if isinstance(record, ConfigRecord):
             return _Memory.model_validate_json(str(record["memory"]))
@@ -109,7 +118,7 @@ class ReceiptKeeper:
 
     @property
     def last_root(self) -> bytes:
-        """The chain's end, as far as it held, which the next signature includes; empty: none."""
+        """The last head that passed the check; the next signature includes it. Empty if none."""
         return self._memory.root
 
     @property
@@ -123,10 +132,10 @@ class ReceiptKeeper:
         return self._folder is not None and self._folder.is_dir()
 
     def require_room(self) -> None:
-        """Raise StorageError where what this member is about to send would leave no evidence here.
+        """Raise StorageError if there is no room to keep evidence of the next update.
 
-        A server that fills the folder with runs that it invents would else have the next one
-        without.
+        The member then sends no update. Otherwise a server could fill the folder with invented
+        runs, and the member would take part in the next run without evidence.
         """
         if self._folder is None:
             return
@@ -138,22 +147,24 @@ class ReceiptKeeper:
             raise StorageError(f"{runs} holds {MOST_RUNS} runs: move some away")
 
     def take(self, rounds: Sequence[ToldRound]) -> None:
-        """Check what the server told, warn of what does not hold, and keep it."""
+        """Check the rounds that the server told, warn of what does not hold, and keep them."""
         reason, self._memory = self._judge(rounds)
         for words in (reason, *self._wrong_lines(rounds)):
             if words:
                 logger.warning("receipts of run %s: %s", self.run[:8], printable(words))
         for told_round in rounds:
-            # Of lines, its own alone: a folder speaks for one member.
+            # Other members' leaves are left out: a folder has the receipts of one member.
             own_round = told_round.for_member(self._node_id)
+            # The last head covers all rounds before it, so heads of other rounds are not needed.
             if own_round.own or told_round is rounds[-1]:
                 self._keep(own_round)
         self._save()
 
     def _keep(self, told_round: ToldRound) -> None:
-        """Keep what the server signed of a round, however it fits to what it told before.
+        """Keep a signed round, whether or not it follows from what was told before.
 
-        What nobody signed shows nothing, and whoever reads the folder would refuse all of it.
+        A round whose signature does not fit is not kept: it proves nothing, and a check of the
+        folder would fail because of it.
         """
         with suppress(EvidenceError):
             told_round.check()
@@ -167,8 +178,22 @@ class ReceiptKeeper:
         signed: SignedUpdate | None,
         agreed: AgreedRun = NOT_COUNTED,
     ) -> None:
-        """Remember what goes out in a round of an attempt."""
-        self._memory.sent.pop(server_round, None)  # The server says which round it is.
+        """Remember an update that goes out, and keep its digest.
+
+        Parameters
+        ----------
+        server_round : int
+            The round in which the update was asked for.
+        sent : bytes
+            The update's digest.
+        signed : SignedUpdate, optional
+            What the member signed; ``None`` if it does not sign.
+        agreed : AgreedRun
+            The attempt, where nothing is signed.
+        """
+        # Remove and add, so that the round counts as the latest: _save drops the oldest entries,
+        # and the server may name the same round again.
+        self._memory.sent.pop(server_round, None)
         self._memory.sent[server_round] = (sent, self._memory.size)
         content = agreed.model_dump()
         if signed is not None:
@@ -176,24 +201,28 @@ class ReceiptKeeper:
         content["round"] = server_round
         content["node_id"] = self._node_id
         content["sent"] = sent.hex()
-        # A round that is done again may bring the very same update: that it was sent is evidence.
+        # With the attempt: the same update may be sent again when a round is done again, and each
+        # time is evidence.
         self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", content)
         self._save()
 
     def _judge(self, rounds: Sequence[ToldRound]) -> tuple[str, _Memory]:
-        """Return why a history cannot be believed (empty: it can), and what to remember then."""
+        """Return why rounds do not continue what was told before, and the new memory.
+
+        The reason is empty if they do.
+        """
         before = self._memory
         first = rounds[0]
         last = rounds[-1]
         reason = self._why_no_chain(rounds)
         if reason:
             return reason, before
-        # Who signed is remembered even where the history is none.
+        # The signer is remembered even if the rounds do not continue those before.
         with_signer = before.model_copy(update={"signer": last.key})
         if last.size < before.size:
             reason = f"the records have {last.size} lines; there were {before.size} before"
             return reason, with_signer
-        ends = {first.start: first.before}  # Of the chain, by how many leaves lead to each.
+        ends = {first.start: first.before}  # The chain's heads, by the number of leaves before.
         for told_round in rounds:
             ends[told_round.size] = told_round.root
         reaches_back = first.start <= before.size
@@ -209,7 +238,10 @@ class ReceiptKeeper:
         return "", after
 
     def _why_no_chain(self, rounds: Sequence[ToldRound]) -> str:
-        """Return why rounds do not stand behind each other, and behind the last one told."""
+        """Return why rounds do not follow from each other, or from the last one; empty if they do.
+
+        All heads have to be signed with the key that the memory has; if it has none, with one key.
+        """
         memory = self._memory
         first = rounds[0]
         signer = memory.signer or rounds[-1].key
@@ -224,7 +256,7 @@ class ReceiptKeeper:
                 return str(error)
             if told_round.before != before:
                 return "the rounds that were told do not follow from each other"
-            # In the middle of the chain, nothing is known of the round before the first one told.
+            # If the first round told is in the middle of the chain, the round before is unknown.
             if behind is not None or not told_round.start:
                 reason = why_it_cannot_follow(behind, told_round)
                 if reason:
@@ -236,18 +268,27 @@ class ReceiptKeeper:
         return ""
 
     def _wrong_lines(self, rounds: Sequence[ToldRound]) -> Iterator[str]:
-        """Return what is wrong with this node's lines."""
+        """Yield what is wrong with each line that the rounds have in clear; empty if nothing is."""
         for told_round in rounds:
             for index, line in told_round.numbered():
                 yield self._wrong_with_line(index, read_leaf(line))
 
     def _wrong_with_line(self, index: int, leaf: Mapping[str, str]) -> str:
-        """Return what is wrong with a line, by its number among all lines; empty: nothing."""
+        """Return what is wrong with a line; empty if nothing is.
+
+        Parameters
+        ----------
+        index : int
+            The line's number among all lines of the run.
+        leaf : mapping of str to str
+            The line's values by column.
+        """
         where = f"round {leaf['round']}"
         if leaf["client_id"] != str(self._node_id):
             return f"{where}: the line is another member's"
         sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
-        # An older line is of the same round before the run was resumed.
+        # A line that was in the records when the update was sent is from an earlier attempt at the
+        # same round, before the run was resumed.
         if not sent or index < size:
             return ""
         if leaf["update"] and leaf["update"] != sent.hex():
@@ -259,7 +300,7 @@ class ReceiptKeeper:
         return ""
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write a file into the run's folder, if there is room; one that is there stays."""
+        """Write a file into the run's folder if there is room; an existing file is not changed."""
         if self._folder is None or (self._folder / name).exists():
             return
         try:
@@ -271,7 +312,7 @@ class ReceiptKeeper:
             logger.warning("a receipt was not kept: %s", error)
 
     def _save(self) -> None:
-        """Put what is remembered into the node's state, and beside what is kept."""
+        """Store the memory in the node's state, and in the run's folder if there is one."""
         for number in list(self._memory.sent)[:-_REMEMBERED]:
             del self._memory.sent[number]
         text = self._memory.model_dump_json()
@@ -285,19 +326,20 @@ class ReceiptKeeper:
 
 
 def take_receipts(content: RecordDict, context: Context, *, is_round: bool = False) -> None:
-    """Check and keep what a message tells of the server's records, if it tells anything.
+    """Check and keep the receipts in a message, if it has any.
 
-    Nothing is kept of a run in which this member has no part, nor of another than the message is
-    of: a server could invent as many as there is room for.
+    If the message asks for an update, its receipts are kept only if they are of its own run. If it
+    does not, they are kept only if they are of a run in which this member has taken part.
+    Otherwise a server could fill the folder with invented runs.
 
     Parameters
     ----------
     content : RecordDict
-        Of the message.
+        The message's content.
     context : Context
-        The node's.
+        The node's context.
     is_round : bool
-        Whether the message asks for an update: then the member takes part.
+        Whether the message asks for an update, so that the member takes part in its run.
     """
     try:
         rounds = read_receipts(content)
@@ -317,7 +359,7 @@ def take_receipts(content: RecordDict, context: Context, *, is_round: bool = Fal
 
 
 def _run_of(content: RecordDict) -> str:
-    """Return the id of the run that a message says that it is of; empty: it says none."""
+    """Return the id of the run to which a message says it belongs; empty if it says none."""
     settings = content.get("config")
     if not isinstance(settings, ConfigRecord):
         return ""
@@ -325,7 +367,7 @@ def _run_of(content: RecordDict) -> str:
 
 
 def require_room(content: RecordDict, context: Context) -> None:
-    """Raise StorageError where a message asks for an update whose evidence finds no room here."""
+    """Raise StorageError if a message is of a run with receipts, and there is no room for them."""
     settings = content.get("config")
     if not isinstance(settings, ConfigRecord) or not settings.get(RECEIPTS_KEY):
         return
@@ -334,7 +376,8 @@ def require_room(content: RecordDict, context: Context) -> None:
 
 
 def take(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Take receipts, train, and note what goes out, where this node keeps receipts itself."""
+    """Take receipts, train, and note what goes out; train alone if the app keeps no receipts."""
+    # The app's config has no receipts-dir where the member's guard takes receipts.
     if not NodeConfig.from_node_config(context.node_config).receipts_dir:
         return call_next(message, context)
     require_room(message.content, context)
@@ -353,18 +396,21 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
 
 
 class TakenReceipts(ClientPart):
-    """A member without a guard checks what it is told of the records.
+    """The app of a member without a guard checks and keeps receipts.
 
-    Nothing is signed here: an app is the operator's. The member's guard signs what leaves
-    (:mod:`fedif_consortium.member.own_replies`), and takes receipts in place of this app.
+    It signs nothing, because the operator provides the app. A guard, where a member has one, signs
+    what leaves (:mod:`fedif_consortium.member.own_replies`) and takes receipts in the app's place.
     """
 
     def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
-        """Return what takes receipts."""
+        """Return the mod that takes receipts."""
         return [take]
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:  # noqa: ARG002
-        """Return whether the run takes a member that signs nothing; a guard answers instead."""
+        """Return a finding that fails if the run requires signatures: this member does not sign.
+
+        Where a member has a guard, the guard gives this finding in place of the app.
+        """
         if settings.get(SIGNATURES_KEY):
             words = f"this run has require-signatures, and this member does not sign: {UNSIGNED}"
             return [Finding("signing-key", Status.FAILED, words)]

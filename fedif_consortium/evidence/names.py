@@ -1,11 +1,11 @@
-"""Names of members: which two of them a reader takes for one.
+"""Names of members, and whether a reader could mistake one name for another.
 
-A look-alike of a member's name on a statement takes what is that member's. So two names are
-compared as people read them, and a word in letters of two scripts is no name.
+A member whose name looks like another member's could be paid in the other's place. So names are
+compared as people read them, and a word that mixes letters of two scripts is refused.
 
 References
 ----------
-https://www.unicode.org/Public/security/17.0.0/confusables.txt (UTS 39, 2025): what looks alike.
+https://www.unicode.org/Public/security/17.0.0/confusables.txt (UTS 39, 2025): look-alike letters.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedif_flower.errors import ConfigError
 
-# Scripts that are written side by side within a word, in Japanese, Korean and Chinese.
+# Scripts that Japanese, Korean and Chinese mix within one word.
 _WRITTEN_TOGETHER = (
     {"CJK", "HIRAGANA", "KATAKANA"},
     {"CJK", "HANGUL"},
     {"CJK", "BOPOMOFO"},
 )
 MOST_LETTERS = 80
-# Between a member's name and the number of a key that it had before, in the name of the key's file.
+# Stands in the name of a key's file between the member's name and the number of an earlier key.
 EARLIER = "~"
-# What Unicode has programs draw nothing for (Default_Ignorable_Code_Point): nobody sees it.
+# Invisible characters: Unicode's Default_Ignorable_Code_Point, for which programs draw nothing.
 _UNSEEN = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
     "\U000e0000-\U000e0fff]"
 )
-_BLANK = "\u2800"  # A letter of Braille without a dot: it looks like a space.
+_BLANK = "\u2800"  # The Braille pattern without dots looks like a space.
 _MINUS = "\u2212"
-# Letters and digits that many typefaces draw alike: i in capitals, l and 1; o and 0.
+# Letters and digits that many typefaces draw alike: capital i, l, 1 and the bar; o and 0.
 _DRAWN_ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o"})
-# Letters of the Latin script that look like one of a to z, apostrophes and dashes, by what they
-# look like. Unicode lists them, but for the small capitals, kra and the j without a dot, which were
-# added here; of the tone letter six it lists the capital.
+# The value's characters look like the key: Latin letters like one of a to z, apostrophes, dashes.
+# They are from Unicode's list, with three exceptions. Small capitals, kra (U+0138) and the dotless
+# j were added here. Of the tone letter six (U+0185), Unicode lists only the capital.
 _LOOKS_LIKE = {
     "a": "\u0251\u1d00",
     "b": "\u0185\u0299",
@@ -71,18 +71,27 @@ _LOOKS_LIKE = {
 _LOOK_ALIKES = str.maketrans(
     {letter: plain for plain, letters in _LOOKS_LIKE.items() for letter in letters}
 )
-_DOTTED_I = "i\u0307"  # Of the Turkish capital with a dot: the small letter has one anyway.
+# Lower case of the Turkish capital I with a dot; it looks like i, which has a dot anyway.
+_DOTTED_I = "i\u0307"
 
 
 def key_name(name: str, earlier: int) -> str:
-    """Return what the file of a member's key is called: ``bob``, or ``bob~1`` of its first one."""
+    """Return the name of a key's file: ``bob`` for the present key, ``bob~1`` for the first key.
+
+    Parameters
+    ----------
+    name : str
+        The member's name.
+    earlier : int
+        The number of a key that the member used earlier, from 1; 0 for its present key.
+    """
     if not earlier:
         return name
     return f"{name}{EARLIER}{earlier}"
 
 
 def holder_of(key: str) -> str:
-    """Return the member whose key is called so."""
+    """Return the name of the member whose key :func:`key_name` calls ``key``."""
     name, mark, number = key.rpartition(EARLIER)
     if mark and number.isdecimal():
         return name
@@ -90,7 +99,7 @@ def holder_of(key: str) -> str:
 
 
 def name_of(client_id: int, names: Sequence[Mapping[int, str]]) -> str:
-    """Return what the first of several tables calls a client; by its id where none has it."""
+    """Return a client's name in the first of ``names`` that has it, or else ``client ID``."""
     for names_of_members in names:
         if client_id in names_of_members:
             return names_of_members[client_id]
@@ -98,26 +107,28 @@ def name_of(client_id: int, names: Sequence[Mapping[int, str]]) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a member may be called so: 1 to 80 printable characters, some to be seen."""
+    """Return whether a text may be a member's name: 1 to 80 printable characters, one visible."""
     if not text.isprintable() or len(text) > MOST_LETTERS:
         return False
     return as_read(text) != ""
 
 
 def require_names(names: Iterable[str], where: str) -> None:
-    """Refuse names that a page or a terminal does not show as they are.
+    """Raise ConfigError if a name is none that :func:`is_name` allows.
+
+    A page or a terminal could show such a name as something else, or not at all.
 
     Parameters
     ----------
     names : iterable of str
         Members' names.
     where : str
-        What an error calls the place that lists them.
+        The place that lists them; the error message begins with it.
 
     Raises
     ------
     ConfigError
-        Naming the first one that will not do.
+        If a name is not allowed. The message has the first one.
     """
     for name in names:
         if not is_name(name):
@@ -127,10 +138,11 @@ def require_names(names: Iterable[str], where: str) -> None:
 
 
 def as_read(name: str) -> str:
-    """Return what a name is compared by: NFKC, without the difference of capitals.
+    """Return the form in which names are compared: NFKC and casefolded.
 
-    Full-width letters, ligatures and letters with a mark of their own are what they look like. What
-    is not seen does not count, nor does how long a dash or a space is.
+    So a full-width letter equals the plain letter, a ligature equals its letters, and a letter
+    followed by a combining mark equals the letter that has the mark. Invisible characters are
+    dropped, all dashes become ``-``, and blanks become single spaces.
     """
     folded = unicodedata.normalize("NFKC", name).casefold()
     seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded)).replace(_BLANK, " ")
@@ -138,20 +150,20 @@ def as_read(name: str) -> str:
     for character in seen:
         if _is_dash(character):
             shown += "-"
-        elif unicodedata.category(character) != "Cf":  # Cf: formats the text around it, unseen.
+        elif unicodedata.category(character) != "Cf":  # Cf: invisible formatting characters.
             shown += character
     return " ".join(shown.split())
 
 
 def _as_looks(name: str) -> str:
-    """Return what two names share whose letters look alike, such as a dotless i and i."""
-    # An acute accent of its own is a space with an accent for NFKC.
+    """Return a form in which names with look-alike letters are equal, such as dotless i and i."""
+    # Translate before NFKC as well: NFKC would turn a lone acute accent into a space with a mark.
     read = as_read(name.translate(_LOOK_ALIKES)).translate(_LOOK_ALIKES)
     return read.replace(_DOTTED_I, "i")
 
 
 def _as_drawn(name: str) -> str:
-    """Return what two names share that some typefaces draw alike, such as A1 and Al."""
+    """Return a form in which names that some typefaces draw alike are equal, such as A1 and Al."""
     plain = unicodedata.normalize("NFKC", name.translate(_LOOK_ALIKES))
     return _as_looks(plain.translate(_DRAWN_ALIKE))
 
@@ -161,9 +173,9 @@ def _is_dash(character: str) -> bool:
 
 
 def mixed_scripts(name: str) -> str:
-    """Return the word of a name that has letters of several scripts; empty: there is none.
+    """Return the first word of a name that mixes letters of several scripts; empty if none does.
 
-    A Cyrillic letter among Latin ones looks like the Latin letter.
+    A Cyrillic letter among Latin letters, for example, looks like one of them.
     """
     for word in as_read(name).split():
         scripts = {_script(letter) for letter in word if _is_letter(letter)}
@@ -174,19 +186,19 @@ def mixed_scripts(name: str) -> str:
 
 
 def require_apart(names: Iterable[str], where: str) -> None:
-    """Refuse names that a reader may take for one another.
+    """Raise ConfigError if a reader could mistake one name for another.
 
     Parameters
     ----------
     names : iterable of str
-        Of different members; a name may be there twice.
+        Members' names. The same name may stand there twice.
     where : str
-        What an error calls the place that lists them.
+        The place that lists them; the error message begins with it.
 
     Raises
     ------
     ConfigError
-        Naming the name with letters of several scripts, or the two that read alike.
+        If a word of a name mixes letters of several scripts, or two different names read alike.
     """
     names_as_they_look: dict[str, str] = {}
     names_as_drawn: dict[str, str] = {}
@@ -207,17 +219,17 @@ def require_apart(names: Iterable[str], where: str) -> None:
 
 
 def _is_letter(character: str) -> bool:
-    # Lm are marks that modify a letter, such as the long vowel of Katakana: of no script.
+    # Lm is left out: its marks modify a letter, as Katakana's long vowel does, and have no script.
     return unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo")
 
 
 def _script(letter: str) -> str:
-    """Return the script that the letter's name in Unicode begins with, such as LATIN."""
+    """Return a letter's script, such as LATIN: the first word of the letter's Unicode name."""
     return unicodedata.name(letter, "UNKNOWN").partition(" ")[0]
 
 
 def _letters(word: str) -> str:
-    """Return a word's letters with their scripts, in printable ASCII."""
+    """Return the first eight letters of a word with their scripts, in printable ASCII."""
     letters = filter(_is_letter, word)
     shown = [f"{letter!a} {_script(letter).capitalize()}" for letter in letters]
     return ", ".join(shown[:8])

@@ -1,4 +1,8 @@
-"""What members sign of their updates, and what they are told of the records: a chain of rounds."""
+"""The server's side of evidence: signatures of updates, attempts at a run, and receipts.
+
+With receipts, the run's records become a chain of rounds, and each message tells a member of the
+rounds that are new to it (:mod:`~fedif_consortium.evidence.receipts`).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
-    """What members sign, and what they are given for it."""
+    """Whether members have to sign their updates, and whether they get receipts."""
 
     require_signatures: bool = setting(
         False,
@@ -65,13 +69,12 @@ class EvidenceSettings(Settings, alias_generator=in_section("evidence")):
 
 
 class Evidence(RunPart):
-    """Signed updates are looked at and written down; with ``receipts``, members get receipts.
+    """Checks and records members' signatures; with ``evidence.receipts``, members get receipts.
 
     Parameters
     ----------
     head_key : callable, optional
-        Returns the key that signs what members are told of the records. ``None``: no run of this
-        door has receipts.
+        Returns the key that signs heads. If it is ``None``, no run can have receipts.
     """
 
     settings = EvidenceSettings
@@ -80,13 +83,20 @@ class Evidence(RunPart):
         self._head_key = head_key
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where there is nothing to give receipts for."""
+        """Raise ConfigError for receipts without attribution: they are made of contributions."""
         if config.section(EvidenceSettings).receipts:
             is_attributed = config.attribution != "off"
             require(is_attributed, "evidence.receipts", True, "false with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
-        """Return the witness of replies, and the records that it fills."""
+        """Return the callbacks that check signatures, count the attempt and give receipts.
+
+        Raises
+        ------
+        ConfigError
+            If signatures or receipts are set where clients are simulated, or a run that goes on
+            does not fit its earlier attempts.
+        """
         settings = run.config.section(EvidenceSettings)
         if settings.require_signatures and is_simulated(run.grid):
             raise ConfigError(
@@ -95,12 +105,13 @@ class Evidence(RunPart):
             )
         before = run.folder_before
         ledger = Ledger(run.folder.path.parent)
-        attempts: Attempts | None = None  # Of a simulation they are not counted.
+        attempts: Attempts | None = None  # A simulation's attempts are not counted.
         if not is_simulated(run.grid):
             attempts = _next_attempt(run, before, ledger)
         chain = RoundChain()
         if settings.receipts and before is not None:
             chain = read_chain(before, run.run_id, attempts)
+            # No round follows whose head could bind other settings.
             if chain.rounds and run.is_done:
                 _require_told_settings(run.config, before)
         witness = _witness(run, settings, attempts, chain)
@@ -133,7 +144,7 @@ class Evidence(RunPart):
     def _receipt_book(
         self, run: RunContext, witness: ReplyWitness, chain: RoundChain
     ) -> ReceiptBook:
-        """Return what gives members receipts once a round is attributed."""
+        """Return the callback that gives receipts; it adds each round once it is attributed."""
         attribution = run.find(PathAttribution)
         if self._head_key is None or attribution is None or is_simulated(run.grid):
             raise ConfigError(
@@ -146,7 +157,10 @@ class Evidence(RunPart):
 
 
 def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
-    """Raise ConfigError for other settings than the last head binds, which is of the last round."""
+    """Raise ConfigError if settings differ from those of the run's folder, which the head binds.
+
+    It is for a run whose last round is done, so that no head of another state can follow.
+    """
     told_settings = before.config.read_if_there()
     changed = {
         key: value
@@ -161,14 +175,14 @@ def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
 
 
 def _shown(settings: Mapping[str, Any]) -> str:
-    """Return settings as errors name them."""
+    """Return settings as a text for error messages."""
     return ", ".join(f"{key} = {value!r}" for key, value in settings.items())
 
 
 def _witness(
     run: RunContext, settings: EvidenceSettings, attempts: Attempts | None, chain: RoundChain
 ) -> ReplyWitness:
-    """Return what looks at the signature of each reply of a run."""
+    """Return the witness that checks the signature of each reply of a run."""
     agreed = NOT_COUNTED
     if attempts is not None:
         agreed = attempts.agreed(attempts.number)
@@ -186,9 +200,9 @@ def _witness(
 
 
 def _kept_replies(run: RunContext, settings: EvidenceSettings) -> int:
-    """Return how many signed replies will be kept as they came, where all have to be signed.
+    """Return how many signed replies will be kept at most, if all replies have to be signed.
 
-    Where signing is up to each member, nobody knows.
+    If signing is up to each member, the number is not known, and this returns 0.
     """
     keeps_updates = run.config.section(UpdatesSettings).keep
     if not keeps_updates or not settings.require_signatures:
@@ -198,12 +212,22 @@ def _kept_replies(run: RunContext, settings: EvidenceSettings) -> int:
 
 
 def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> Attempts:
-    """Return the attempts at a run with this one.
+    """Return all attempts at a run, the present one last.
+
+    Parameters
+    ----------
+    run : RunContext
+        The run before its first round.
+    before : RunFolder, optional
+        The folder of the attempt from which it goes on.
+    ledger : Ledger
+        The attempts at all runs of the ``output-dir``.
 
     Raises
     ------
     ConfigError
-        If the run that goes on was called otherwise: its members signed its name.
+        If the run that goes on had another name, which its members signed; or too many attempts
+        were made.
     """
     name = agreed_name(run.run_config)
     earlier: Attempts | None = None
@@ -211,7 +235,8 @@ def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> 
         earlier = read_attempts(before.provenance.read())
     if earlier is not None and earlier.name != name:
         if name.startswith(AUTO_NAME) and earlier.name.startswith(AUTO_NAME):
-            # The name follows from the settings, and one that changes no result may have changed.
+            # Automatic names follow from the run config. A run that goes on may change settings on
+            # which no result depends, and keeps its name.
             name = earlier.name
         else:
             raise ConfigError(
@@ -225,14 +250,14 @@ def _next_attempt(run: RunContext, before: RunFolder | None, ledger: Ledger) -> 
 
 
 class BegunAttempt(Callback):
-    """Writes down an attempt before anybody is asked to train in it.
+    """Records an attempt in the ledger before any client is asked to train in it.
 
     Parameters
     ----------
     ledger : Ledger
-        Where attempts are written down.
+        The record of attempts.
     attempts : Attempts
-        All attempts so far, this one the last.
+        All attempts so far, the present one last.
     """
 
     def __init__(self, ledger: Ledger, attempts: Attempts) -> None:
@@ -240,7 +265,7 @@ class BegunAttempt(Callback):
         self._attempts = attempts
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Write it down."""
+        """Write the attempt into the ledger."""
         self._ledger.add(self._attempts)
         if self._attempts.number > 1:
             words = "attempt %d at run %s; members are told of those before"
@@ -248,24 +273,24 @@ class BegunAttempt(Callback):
 
 
 class ReceiptBook(Callback):
-    """Adds each round to the chain once it is attributed, and tells members of it.
+    """Adds each round to the chain once it is attributed, and sends members their receipts.
 
-    The chain only grows, and its files are on the disk before anybody is told: where a run goes on
-    from a checkpoint, the rounds that are done again come behind those that members have receipts
-    for.
+    The chain only grows, and its files are on the disk before a member is told of a round. If a run
+    goes on from a checkpoint, rounds that are done again are added behind the rounds of which
+    members have receipts.
 
     Parameters
     ----------
     folder : RunFolder
-        The run's.
+        The run's folder.
     witness : ReplyWitness
-        Has the digests of the round's replies.
+        Provides the digests of the round's replies.
     key : Ed25519PrivateKey
-        Signs heads.
+        The key that signs heads.
     chain : RoundChain
-        The rounds of earlier attempts.
+        The rounds of earlier attempts, to which rounds are added.
     rows : GrowingRows
-        What the run's tables have of each round.
+        Hashes the rows that the run's tables have of each round.
     """
 
     def __init__(
@@ -282,32 +307,34 @@ class ReceiptBook(Callback):
         self._chain = chain
         self._rows = rows
         self._ends: list[EndTable] = []
-        self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}  # Until it is attributed.
-        self._seen: dict[int, bytes] = {}  # The end of the chain that a client has signed.
+        # For each round that is not attributed yet, the lines of its leaves, see round_leaves.
+        self._waiting: dict[int, list[tuple[str, str, str, str]]] = {}
+        self._seen: dict[int, bytes] = {}  # The last head that each client has signed.
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Write the rounds so far again; what was half written is left out."""
+        """Write the rounds of earlier attempts again, without what a crash left half written."""
         self._ends = [end for end in strategy.callbacks if isinstance(end, EndTable)]
         if self._chain.rounds:
             lines = [",".join(LEAF)]
             for told_round in self._chain.rounds:
                 lines.extend(told_round.own.values())
-            text = "".join(f"{line}\n" for line in lines)  # As it was hashed.
+            text = "".join(f"{line}\n" for line in lines)  # The very bytes that were hashed.
             write_atomically(self._folder.receipts.path, text)
             self._folder.round_heads.replace(map(_head, self._chain.rounds))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord]:
-        """Return the rounds that the node does not know yet."""
+        """Return the receipts for the rounds that are new to the node."""
         return self._chain.receipts_for(node.client_id, self._seen.get(node.client_id, b""))
 
     def on_round(self, report: Round) -> None:
-        """Take note of what became of the round's members."""
+        """Keep what became of each member of the round, until the round is attributed."""
         lines = []
         replies = dict(self._witness.seen)
         for client in report.clients:
             client_id = client.node.client_id
             update = ""
-            reply = replies.pop(client.node.node_id, None)  # A node's second reply is no update.
+            # pop, since a node's second line, of a refused second reply, has no update.
+            reply = replies.pop(client.node.node_id, None)
             if reply is not None:
                 update = reply.digest.hex()
                 if reply.signed is not None:
@@ -317,7 +344,11 @@ class ReceiptBook(Callback):
         self._waiting[report.round] = lines
 
     def add_round(self, attribution: RoundAttribution) -> None:
-        """Add a round, whose contributions are known now: its leaves first, its head last."""
+        """Add a round to the chain and its files, now that its contributions are known.
+
+        The leaves are written first and the head last: leaves without a head were told to no
+        member, and :func:`read_chain` ignores them.
+        """
         attributed = {}
         for client in attribution.clients:
             cells = (str(cell(client.contribution)), str(cell(client.credited)))
@@ -348,29 +379,31 @@ def _head(told_round: ToldRound) -> dict[str, object]:
 
 
 def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) -> RoundChain:
-    """Return the chain in a run's folder, which may have none. No head is checked.
+    """Return the chain in a run's folder; without rounds if the folder has no receipts.
 
-    Leaves behind the last head were told to nobody, nor was a last head that is not whole.
+    Signatures and hashes of the heads are not checked. Leaves behind the last head are left out,
+    and so is a last head that is not whole: no member was told of these.
 
     Parameters
     ----------
     folder : RunFolder
-        The run's.
+        The run's folder.
     run : str
-        Its id.
+        The run's id.
     attempts : Attempts, optional
-        The attempts at the run, where its records may not say them: it was killed as it began them
-        anew.
+        The attempts at the run. ``None``: ``provenance.json`` has them, which may not be so if the
+        run was killed while it began its records anew.
 
     Raises
     ------
     ConfigError
-        If a line is no head, or was written by a version whose heads name no attempt.
+        If a line is no head, or an earlier version wrote it, whose heads name no attempt.
     """
     path = folder.round_heads.path
     heads = folder.round_heads.read()
     if heads and not read_whole(path).endswith(b"\n"):
-        # The host went down as the last head was written: it was told to nobody.
+        # The host went down while the last head was written, so no member was told of it. It still
+        # counts if only the newline is missing.
         try:
             chain = _chain_of(heads, folder, run, attempts)
             chain.rounds[-1].check()
@@ -382,7 +415,7 @@ def read_chain(folder: RunFolder, run: str, attempts: Attempts | None = None) ->
 def _chain_of(
     heads: Sequence[Mapping[str, str]], folder: RunFolder, run: str, attempts: Attempts | None
 ) -> RoundChain:
-    """Return the chain that lines of heads make, see :func:`read_chain`."""
+    """Return the chain that the lines of ``round_heads.csv`` make, see :func:`read_chain`."""
     chain = RoundChain()
     if not heads:
         return chain
@@ -408,7 +441,7 @@ def _chain_of(
                 "state": bytes.fromhex(head["state"]),
             }
             computed = chain.next(leaves, **about)
-            # What the head says itself counts; whoever checks it compares both.
+            # The head's own values replace the computed ones. A check of the chain compares both.
             chain.add(ToldRound.read(run, {**computed, **head}))
     except (OSError, KeyError, ValueError, TypeError, EvidenceError) as error:
         if isinstance(error, ConfigError):
@@ -420,7 +453,7 @@ def _chain_of(
 def last_receipts(
     folder: RunFolder, client_ids: Iterable[int]
 ) -> dict[int, dict[str, ConfigRecord]]:
-    """Return what members are told at the end of a run, by client id."""
+    """Return members' receipts at the end of a run, by client id, as records of a message."""
     chain = read_chain(folder, run_id(folder))
     last_seen: dict[int, bytes] = {}
     for row in folder.signatures.read():
@@ -443,5 +476,5 @@ def registered_keys(grid: Grid) -> dict[int, bytes]:
 
 
 def run_id(folder: RunFolder) -> str:
-    """Return the id that a run's members sign, as its records have it."""
+    """Return a run's id, which its members sign, by ``provenance.json``; empty if it has none."""
     return str(folder.provenance.read().get(RUN_ID, ""))

@@ -1,20 +1,25 @@
-r"""The records of a run as a chain of rounds, and what a member gets of it.
+r"""The records of a run as a hash chain of rounds, and the receipts that members get of it.
 
-A leaf is a line of text, ``round,client_id,update,weight,contribution,credited,status``: one for
-each member that was asked, round by round. ``update`` is the SHA-256 of the arrays that came; a
-member whose earlier update still moves the model has a line with the status ``carried``, and a
-round in which nobody was asked one with the status ``nobody``.
+A round has a *leaf* for each member that was asked: a line of text,
+``round,client_id,update,weight,contribution,credited,status``. ``update`` is the SHA-256 of the
+arrays that the member sent. A member that has no line in ``clients.csv``, but whose earlier update
+still moves the model, has a leaf with the status ``carried``. A round without any leaf gets one
+with the status ``nobody``.
 
 .. math:: d_t = H(1 \,\|\, a_n \,\|\, t \,\|\, R_t \,\|\, S_t \,\|\, L_t), \qquad
           c_t = H(2 \,\|\, c_{t-1} \,\|\, d_t)
 
 .. math:: L_t = H(4 \,\|\, h(l_1) \,\|\, \dots \,\|\, h(l_m)), \qquad h(l) = H(0 \,\|\, l)
 
-with SHA-256 and :math:`c_0 = H(\text{empty})`. :math:`a_n` names the run and the attempt
-(:mod:`~fedif_consortium.evidence.attempts`), :math:`R_t` and :math:`S_t` are hashes of the very
-rows that a statement reads (:mod:`~fedif_consortium.evidence.bound_rows`). A member knows its own
-leaves, the hashes of the others' in the same round, and :math:`c_t`, which the server signs: who
-knows it sees whether any earlier line was changed, and learns nobody else's.
+with H = SHA-256 and :math:`c_0 = H(\text{empty})`. :math:`l_1, \dots, l_m` are the leaves of round
+t, :math:`d_t` is the hash of the round, and :math:`c_t` is the *head* after it, which the server
+signs. :math:`a_n` stands for the run and the attempt
+(:mod:`~fedif_consortium.evidence.attempts`). :math:`R_t` and :math:`S_t` are hashes of the rows
+that a statement reads (:mod:`~fedif_consortium.evidence.bound_rows`).
+
+A member gets the head of each round. For a round in which it has leaves, it also gets these leaves
+and the hashes of all leaves of the round. So it can tell whether an earlier line was changed,
+without learning the lines of other members.
 """
 
 from __future__ import annotations
@@ -35,33 +40,40 @@ from fedif_flower.foreign import parse_json, refused_as
 LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
 CARRIED = "carried"
 NOBODY = "nobody"
-BEGINNING = hashlib.sha256().digest()  # Before the first round.
-RECEIPTS_RECORD = "receipts"  # In a message.
-MOST_ROUNDS = 1000  # In a message.
-_MOST_TEXT = 2**24  # Of a message's rounds, as JSON.
-_BETWEEN = ", "  # Two values of a list in JSON.
+BEGINNING = hashlib.sha256().digest()  # c_0: the head before the first round.
+RECEIPTS_RECORD = "receipts"  # The record of a message with receipts.
+MOST_ROUNDS = 1000  # In one message.
+_MOST_TEXT = 2**24  # The most characters of one message's rounds, as JSON.
+_BETWEEN = ", "  # Separates the values of a list in JSON.
+# A round's number and six cells of printable ASCII without commas.
 Leaf = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}(,[ -+\--~]*){6}$", max_length=300)]
 
 
 class ToldRound(Signed):
-    """A round of the chain, and the head after it, signed by whoever keeps the records.
+    """A round of the chain, with the head after it, as the server signs it and tells it to members.
 
     Attributes
     ----------
     number : int
-        The round's.
-    size, root : int, bytes
-        How many leaves there are after it, and the chain's last hash: the head.
-    start, before : int, bytes
-        How many leaves there were before, and the chain's end then.
+        The round's number.
+    size : int
+        The number of leaves in the chain up to this round, this round included.
+    root : bytes
+        The head: the end of the chain after this round, c_t.
+    start : int
+        The number of leaves in the chain before this round.
+    before : bytes
+        The end of the chain before this round, c_(t-1).
     rows, state : bytes
-        Hashes of the round's rows in the run's tables, and of what is of the run as a whole.
+        R_t and S_t: the hashes of the round's rows in the run's tables, and of what belongs to the
+        run as a whole.
     leaves : bytes
-        The hash of its leaves.
+        L_t: the hash of all leaves of the round.
     hashes : tuple of bytes
-        Those of its leaves; none where no leaf is the member's.
-    own : mapping of int to str
-        Leaves by their place among them: the server has all, a member its own.
+        The hash of each leaf of the round; empty if no leaf is this member's.
+    own : dict of int to str
+        Leaves in clear, by their place among the round's leaves. The server has all of them, a
+        member only its own.
     """
 
     kind = "head"
@@ -80,17 +92,17 @@ class ToldRound(Signed):
 
     @property
     def digest(self) -> bytes:
-        """The round's hash."""
+        """The round's hash, d_t."""
         number = self.number.to_bytes(8)
         parts = (self.end(self.run), number, self.rows, self.state, self.leaves)
         return hashlib.sha256(b"\x01" + b"".join(parts)).digest()
 
     def check(self) -> None:
-        """Raise EvidenceError unless the head is signed, and the leaves lead to it."""
+        """Raise EvidenceError unless the head is signed and follows from the round's leaves."""
         super().check()
         if next_root(self.before, self.digest) != self.root:
             raise self._does_not_follow()
-        if self.hashes:  # A member without a leaf of its own gets none.
+        if self.hashes:  # A member that has no leaf in the round gets no hashes.
             if self.start + len(self.hashes) != self.size:
                 raise self._does_not_follow()
             if leaves_hash(self.hashes) != self.leaves:
@@ -103,7 +115,7 @@ class ToldRound(Signed):
         return EvidenceError(f"the head of {self.size} leaves does not follow from them")
 
     def _has_leaf(self, place: int, leaf: str) -> bool:
-        """Tell whether a leaf is of this round, and its hash stands at its place."""
+        """Return whether a leaf belongs to this round, and its hash stands at its place."""
         if not 0 <= place < len(self.hashes):
             return False
         if self.hashes[place] != leaf_hash(leaf):
@@ -111,7 +123,7 @@ class ToldRound(Signed):
         return leaf.startswith(f"{self.number},")
 
     def for_member(self, client_id: int) -> ToldRound:
-        """Return what one member gets of it."""
+        """Return the round as one member gets it: with its own leaves alone in clear."""
         start = f"{self.number},{client_id},"
         leaves = {place: leaf for place, leaf in self.own.items() if leaf.startswith(start)}
         hashes: tuple[bytes, ...] = ()
@@ -120,7 +132,7 @@ class ToldRound(Signed):
         return self.model_copy(update={"hashes": hashes, "own": leaves})
 
     def numbered(self) -> list[tuple[int, str]]:
-        """Return the leaves that are known, with their numbers among all leaves of the run."""
+        """Return the leaves in ``own``, each with its number among all leaves of the run."""
         return [(self.start + place, leaf) for place, leaf in self.own.items()]
 
 
@@ -128,12 +140,15 @@ _TOLD = TypeAdapter(Annotated[list[ToldRound], Field(min_length=1, max_length=MO
 
 
 def read_receipts(content: RecordDict) -> list[ToldRound]:
-    """Return what a server told of its records; empty: nothing.
+    """Return the rounds in a message's receipts; an empty list if it has no receipts.
+
+    Whether the rounds are signed and follow from each other is not checked.
 
     Raises
     ------
     EvidenceError
-        If it is of other types, more than it can be, or no chain.
+        If the receipts are malformed, longer than :data:`_MOST_TEXT`, or of no round or of more
+        than 1,000.
     """
     record = content.get(RECEIPTS_RECORD)
     if not isinstance(record, ConfigRecord):
@@ -148,17 +163,25 @@ def read_receipts(content: RecordDict) -> list[ToldRound]:
 
 
 def leaf_hash(leaf: str) -> bytes:
-    """Return the hash of a leaf."""
+    """Return the hash of a leaf, h(l)."""
     return hashlib.sha256(b"\x00" + leaf.encode()).digest()
 
 
 def leaves_hash(hashes: Sequence[bytes]) -> bytes:
-    """Return the hash of a round's leaves from those of each."""
+    """Return the hash of all leaves of a round, L_t, by the hashes of the single leaves."""
     return hashlib.sha256(b"\x04" + b"".join(hashes)).digest()
 
 
 def next_root(before: bytes, digest: bytes) -> bytes:
-    """Return the chain's end after a round with this hash."""
+    """Return the head after a round, c_t.
+
+    Parameters
+    ----------
+    before : bytes
+        The head before the round, c_(t-1).
+    digest : bytes
+        The round's hash, d_t.
+    """
     return hashlib.sha256(b"\x02" + before + digest).digest()
 
 
@@ -174,17 +197,17 @@ def round_leaves(
     server_round : int
         The round.
     lines : iterable of (str, str, str, str)
-        Client id, update, weight and status as ``clients.csv`` has them, in its order. A member's
-        second line has no contribution.
+        Client id, update, weight and status of each line of ``clients.csv``, in its order. If a
+        client has two lines, the first one gets its contribution.
     attributed : mapping of str to (str, str)
-        The contribution of each client and what it is credited with, by id.
+        Each client's contribution and credit, by client id.
     """
     left = dict(attributed)
     leaves = []
     for client_id, update, weight, status in lines:
         contribution, credited = left.pop(client_id, ("", ""))
         leaves.append((client_id, update, weight, contribution, credited, status))
-    # Whoever has no line sent nothing in this round: an earlier update still moves the model.
+    # Clients that are left sent nothing in this round: an earlier update of theirs still counts.
     for client_id, (contribution, credited) in left.items():
         leaves.append((client_id, "", "", contribution, credited, CARRIED))
     if not leaves:
@@ -193,20 +216,22 @@ def round_leaves(
 
 
 def read_leaf(leaf: str) -> dict[str, str]:
-    """Return a leaf's values by column.
+    """Return a leaf's values by the columns in :data:`LEAF`.
 
     Raises
     ------
     ValueError
-        If it has another number of them.
+        If the leaf has fewer or more values than there are columns.
     """
     return dict(zip(LEAF, leaf.split(","), strict=True))
 
 
 def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
-    """Return why a round cannot stand behind another one in a chain; empty: it can.
+    """Return why the round ``later`` cannot come next after ``before``; empty if it can.
 
-    Rounds of an attempt are 1, 2, 3 ...; a later attempt goes on after one that was done.
+    ``before`` is ``None`` at the beginning of the chain. Within an attempt, round numbers rise by
+    one. A later attempt may begin anew, or go on after any round that was done, so that it does
+    later rounds again.
     """
     if before is None:
         if later.number == 1:
@@ -228,16 +253,16 @@ def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
 
 
 class RoundChain:
-    """The rounds of a run that have leaves, in the order in which they were written.
+    """The chain of a run's rounds, in the order in which they were written.
 
     Attributes
     ----------
     rounds : list of ToldRound
-        With all their leaves. A round that was done again is there twice.
+        The rounds, with all their leaves. A round that was done again is there more than once.
     sizes : dict of bytes to int
-        How many leaves lead to each end that the chain had, by its hash.
+        For each head that the chain ever had, the number of leaves up to it.
     root : bytes
-        Its end.
+        The present head.
     """
 
     def __init__(self) -> None:
@@ -246,9 +271,15 @@ class RoundChain:
         self.root = BEGINNING
 
     def next(self, leaves: Sequence[str], **about: Any) -> dict[str, Any]:
-        """Return what a round with these leaves would say, by attribute.
+        """Return the attributes of the :class:`ToldRound` that would come next, without signature.
 
-        ``about`` are run, terms, number, rows and state.
+        Parameters
+        ----------
+        leaves : sequence of str
+            The round's leaves.
+        **about
+            Its attributes ``run``, ``number``, ``rows`` and ``state``, and the fields of
+            :class:`~fedif_consortium.evidence.attempts.AgreedRun`.
         """
         hashes = tuple(map(leaf_hash, leaves))
         start = self.sizes[self.root]
@@ -261,25 +292,34 @@ class RoundChain:
             "hashes": hashes,
             "own": dict(enumerate(leaves)),
         }
+        # Without validation: key, signature and root are not there yet.
         unsigned = ToldRound.model_construct(**{**NOT_COUNTED.terms(), **values})
         return {**values, "root": next_root(self.root, unsigned.digest)}
 
     def add(self, told_round: ToldRound) -> None:
-        """Add a round, whose head may say something else."""
+        """Add a round; the chain's head is computed from it, whatever ``told_round.root`` says."""
         self.root = next_root(told_round.before, told_round.digest)
         self.sizes[self.root] = told_round.start + len(told_round.hashes)
         self.rounds.append(told_round)
 
     def receipts_for(self, client_id: int, seen: bytes) -> dict[str, ConfigRecord]:
-        """Return what a message brings: rounds after the end that a client has seen, if there are.
+        """Return a client's receipts for the rounds after a head, as records of a message.
+
+        If there are more than 1,000 such rounds, or they do not fit into one message, the earliest
+        ones are left out.
 
         Parameters
         ----------
         client_id : int
             The client.
         seen : bytes
-            What it says that it has seen; empty: nothing. It gets at most the last 1,000 rounds,
-            and no more of these than it reads in a message.
+            The last head that the client signed. If the chain never had it, or it is empty, all
+            rounds count as new.
+
+        Returns
+        -------
+        dict of str to ConfigRecord
+            One record; empty if there are no new rounds.
         """
         size = self.sizes.get(seen, 0)
         rounds = [told_round for told_round in self.rounds if told_round.size > size][-MOST_ROUNDS:]

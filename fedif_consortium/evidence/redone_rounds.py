@@ -1,7 +1,7 @@
-"""Rounds that a run did again after it was resumed: they count if members were told of it.
+"""Rounds that a run did again after it was resumed; they count only if their members know of it.
 
-Otherwise whoever keeps the records could append all rounds once more, with other figures, and say
-that the run was resumed.
+Otherwise the operator could append all rounds once more, with other figures, and claim that the
+run was resumed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
 
 @dataclass(frozen=True)
 class Redone:
-    """A round that was done again, or given up.
+    """A round that a later attempt did again, or gave up.
 
     Attributes
     ----------
     number : int
-        Which round.
+        The round's number.
     counted : ToldRound
-        Its last version; where the later attempt never came to this round, the round that it began
-        with.
+        The round's last version. If the later attempt never reached this round, it is the round
+        with which that attempt began.
     client_ids : frozenset of int
-        Everybody who has a line in one of its versions.
+        All clients that have a leaf in one of the round's versions.
     """
 
     number: int
@@ -36,7 +36,10 @@ class Redone:
 
 
 def counted_rounds(chain: RoundChain) -> dict[int, ToldRound]:
-    """Return the version of each round that counts: a later attempt takes back what follows it."""
+    """Return the version of each round that counts, by the round's number.
+
+    A round that is done again takes back all rounds from its number on.
+    """
     counted: dict[int, ToldRound] = {}
     for told_round in chain.rounds:
         for number in list(counted):
@@ -47,12 +50,12 @@ def counted_rounds(chain: RoundChain) -> dict[int, ToldRound]:
 
 
 def redone_rounds(chain: RoundChain) -> list[Redone]:
-    """Return the rounds that were done again, in their order."""
-    # What became of each round: its own versions, and what took it back.
+    """Return the rounds that were done again or given up, by their numbers."""
+    # For each round number, its own versions, and the rounds that took versions back.
     versions = defaultdict[int, list[ToldRound]](list)
     before = 0
     for told_round in chain.rounds:
-        # A round that is not behind the one before takes back all from it on.
+        # A round whose number does not follow the one before takes back all rounds from it on.
         last_number = max(told_round.number, before)
         for number in range(told_round.number, last_number + 1):
             versions[number].append(told_round)
@@ -65,7 +68,7 @@ def redone_rounds(chain: RoundChain) -> list[Redone]:
 
 
 def _members_of(number: int, versions: Iterable[ToldRound]) -> frozenset[int]:
-    """Return everybody who has a line in a version of a round."""
+    """Return all clients that have a leaf in a version of round ``number``."""
     client_ids: set[int] = set()
     for told_round in versions:
         if told_round.number == number:
@@ -79,28 +82,33 @@ def not_told(
     held: Sequence[HeldReceipts],
     signed: Signatures,
 ) -> Mapping[int, set[int]]:
-    """Return who has nothing that covers a round that was done again: client ids by round.
+    """Return, for each round that was done again, the clients that did not demonstrably know of it.
 
-    A round is covered by a member's line of it, by a head that came after it and lies beside a line
-    of the member's, by the member's own signature that it was asked in the attempt that did it,
-    and by a signature that includes such a head.
+    A client knew of a round if one of these is there: a receipt of the round's head or of a later
+    head, in a folder that also has a leaf of this client; a signed update that includes such a
+    head; or a signed update to a request of the round in the attempt that counts.
 
     Parameters
     ----------
     redone : iterable of Redone
-        The rounds.
+        The rounds that were done again.
     chain : RoundChain
-        The run's.
+        The run's chain.
     held : sequence of HeldReceipts
-        What members kept; it is as the chain says.
-    signed : mapping
-        What members signed with keys that are known to be theirs.
+        Members' receipts, which agree with the chain.
+    signed : mapping of (int, int) to SignedUpdate
+        What members signed, by round and client id, with keys that are known to be theirs.
+
+    Returns
+    -------
+    mapping of int to set of int
+        Client ids by round; without rounds that all their clients knew of.
     """
-    heads = defaultdict[int, int](int)  # How much of the chain each member was told of.
-    # What each member signed that it was asked: a reply to it may have come in a later round.
-    signed_in: set[tuple[int, int, int]] = set()  # Attempt, round and client id.
+    heads = defaultdict[int, int](int)  # The number of leaves of which each client was told.
+    # Attempt, round and client id of each signed request. The reply may be of a later round.
+    signed_in: set[tuple[int, int, int]] = set()
     for member in held:
-        # Without a line of its own nothing but its own word says whose the heads are.
+        # Without a leaf, only the member itself says to whom the folder's heads were told.
         if member.client_id is not None:
             heads[member.client_id] = max(heads[member.client_id], member.size)
     for (_, client_id), signed_update in signed.items():
@@ -117,10 +125,10 @@ def not_told(
 
 
 def _client_ids(told_round: ToldRound) -> set[int]:
-    """Return who has a leaf in a round."""
+    """Return the clients that have a leaf in a round."""
     client_ids = set()
     for leaf in told_round.own.values():
         client_id = read_leaf(leaf)["client_id"]
-        if client_id:  # Nobody's leaf has none.
+        if client_id:  # The leaf of a round in which nobody was asked has no client id.
             client_ids.add(int(client_id))
     return client_ids

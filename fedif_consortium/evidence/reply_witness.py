@@ -1,7 +1,8 @@
-"""Replies signed by their member: how the server looks at them, and what it writes down.
+"""The server checks the signatures of replies, and records them.
 
-An update that is kept is a difference in the server's precision, and may have been shortened. What
-was signed are the arrays that came: with ``updates.keep`` they are kept beside it.
+With ``updates.keep``, the arrays of signed replies are kept as they came. They are needed beside
+the kept updates: an update is a difference in the server's precision and may have been shortened,
+but members sign the arrays that they send.
 """
 
 from __future__ import annotations
@@ -34,13 +35,26 @@ from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder, write_atomically
 
-TRAINED = "trained"  # Names of the parameters, in the order of the vector.
-TYPES = "types"  # The types that the model has of them: a member may send wider numbers.
+# Entries of a file with signed replies, beside the arrays.
+TRAINED = "trained"  # The names of the trained parameters, in the order of the vector.
+TYPES = "types"  # Their types in the server's model, since a member may send wider numbers.
 
 
 @dataclass(frozen=True)
 class SeenReply:
-    """What the server can show of a reply later: the update's digest, and who signed it."""
+    """What the server can prove of a reply later.
+
+    Attributes
+    ----------
+    node : ClientNode
+        The node that sent it.
+    digest : bytes
+        The digest of its arrays.
+    signed : SignedUpdate, optional
+        What the member signed; ``None`` if it signed nothing.
+    arrays : ArrayRecord, optional
+        The arrays, if signed replies are kept.
+    """
 
     node: ClientNode
     digest: bytes
@@ -49,36 +63,36 @@ class SeenReply:
 
 
 class ReplyWitness(Callback, Kept):
-    """Looks at the signature of each reply, and writes a line of ``signatures.csv`` for each.
+    """Checks the signature of each reply, and writes a line of ``signatures.csv`` for it.
 
-    It is told of each round as a callback; :meth:`look` is for the strategy's setup. Where nobody
-    signs, there is no file.
+    It learns of rounds as a callback. :meth:`look` is called with each reply: it is the ``look`` of
+    :class:`~fedif_flower.server.setup.Setup`. Without a signed reply, no file is written.
 
     Parameters
     ----------
     folder : RunFolder
-        The run's.
+        The run's folder.
     run : str
         The run's id, which members sign.
     agreed : AgreedRun
         The attempt at the run, which members sign as well.
     heads : container of bytes
-        What members were told of the records: one of them is in what they sign.
+        All heads of the run's records; a member signs the last one that it was told.
     registered : callable
         Returns the public keys (DER) that nodes log in with, by node id, as far as they are known.
     required : bool
         Whether replies without a signature are refused.
     digests : bool
-        Whether the digest of every reply is taken, signed or not, as receipts need it.
+        Whether the digest of every reply is taken, signed or not; receipts need it.
     keeps : bool
-        Whether the signed replies of each step are written as ``updates/sent-000001.npz``.
+        Whether the signed replies of each step are written to ``updates/sent-000001.npz``.
     late_rounds : int
-        A reply may come so many rounds late.
+        How many rounds late a reply may come.
 
     Attributes
     ----------
     seen : dict of int to SeenReply
-        The round's replies by node id, as far as their arrays could be read.
+        The round's replies by node id; without those that are neither signed nor need a digest.
     """
 
     def __init__(
@@ -103,15 +117,18 @@ class ReplyWitness(Callback, Kept):
         self._required = required
         self._digests = digests
         self._keeps = keeps
-        self._sent: dict[int, ArrayRecord | bytes] = {}  # By round; a digest once it was needed.
+        # The model that was sent in each round; its digest alone once that was computed.
+        self._sent: dict[int, ArrayRecord | bytes] = {}
         self._strategy: RunningStrategy | None = None
-        self._keys: dict[int, bytes] = {}  # That a node logs in, or has signed, with.
+        # The public key (DER) by which each node is known: registered, or that of its first
+        # signature.
+        self._keys: dict[int, bytes] = {}
         self._table = folder.signatures
         self._updates = folder.updates
         self._rows: list[dict[str, Any]] = []
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Note whose model members are sent, and write the lines so far."""
+        """Keep the strategy, whose model members are sent, and write the lines restored so far."""
         self._strategy = strategy
         rows = self._rows
         self._rows = []
@@ -120,34 +137,34 @@ class ReplyWitness(Callback, Kept):
             make_folder(self._updates)
 
     def on_asked(self, current: Round) -> None:
-        """Take note of the model that a round's members are sent."""
+        """Keep the model that the round's members are about to be sent."""
         assert self._strategy is not None  # on_start
         self.begin(current.round, self._strategy.model.record)
 
     def begin(self, server_round: int, sent: ArrayRecord) -> None:
-        """Take note of what a round's members are sent."""
+        """Keep the model ``sent`` in a round, and forget the replies of the round before."""
         self.seen = {}
         for earlier in list(self._sent):
             if server_round - earlier > self._late_rounds:
                 del self._sent[earlier]
             else:
-                # Of an older model no more is kept than its digest.
+                # Late replies need only the digest of an older model.
                 self._sent[earlier] = self._digest_of(earlier)
         self._sent[server_round] = sent
 
     def look(self, content: RecordDict, arrays: ArrayRecord, node: ClientNode, asked: int) -> None:
-        """Take note of a reply to round ``asked``, and check its signature.
+        """Note a reply to a request of round ``asked``, and check its signature.
 
         Raises
         ------
         ReplyError
-            If it is signed falsely, or not at all where that is required.
+            If its signature is false, or missing where signatures are required.
         """
         record = records_of(content, ConfigRecord).get(SIGNATURE_RECORD)
         if record is not None or self._digests:
             self.seen[node.node_id] = SeenReply(node, record_digest(arrays))
         if record is not None:
-            # What the server knows by itself counts, whatever the reply says of it.
+            # The server's own values come last, so that they replace what the reply claims.
             cells = {
                 **record,
                 "asked_in": asked,
@@ -162,7 +179,7 @@ class ReplyWitness(Callback, Kept):
             )
 
     def _check(self, cells: Mapping[str, Any], arrays: ArrayRecord, seen: SeenReply) -> None:
-        """Take note of a signature, or raise ReplyError if it is false."""
+        """Note a reply's signature with the signed values ``cells``; raise ReplyError if false."""
         node = seen.node
         try:
             signed = SignedUpdate.read(self.run, cells)
@@ -183,9 +200,10 @@ class ReplyWitness(Callback, Kept):
         self.seen[node.node_id] = replace(seen, signed=signed, arrays=kept_arrays)
 
     def _is_known(self, node_id: int, key: bytes) -> bool:
-        """Return whether a node signs with the key that it is known by.
+        """Return whether ``key`` is the key by which a node is known.
 
-        The operator may have registered another one for it while the run goes on.
+        That is the key with which it is registered, or else the key of its first signature. The
+        operator may register another key for the node while the run goes on.
         """
         if self._keys.get(node_id) == key:
             return True
@@ -195,7 +213,7 @@ class ReplyWitness(Callback, Kept):
         return self._keys[node_id] == key
 
     def _digest_of(self, server_round: int) -> bytes:
-        """Return the digest of the model that was sent in a round."""
+        """Return the digest of the model that was sent in a round; empty if that is forgotten."""
         sent = self._sent.get(server_round, b"")
         if not isinstance(sent, bytes):
             sent = record_digest(sent)
@@ -203,13 +221,16 @@ class ReplyWitness(Callback, Kept):
         return sent
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:
-        """Return nothing where replies are not kept: what was signed may be masked."""
+        """Return why clients' updates are read; empty unless signed replies are kept.
+
+        Members may sign masked replies too, so that a masked run is fine if none is kept.
+        """
         if not self._keeps:
             return ""
         return super().why_updates_are_read(strategy)
 
     def on_step(self, step: Step) -> None:
-        """Keep the signed replies of a round's members."""
+        """Write the signed replies of the members whose updates are part of the step."""
         used_nodes = {node.node_id for node in step.nodes}
         content: dict[str, Any] = {}
         for node_id, seen in self.seen.items():
@@ -236,11 +257,11 @@ class ReplyWitness(Callback, Kept):
         self._add(rows)
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the lines of the rounds after one, up to another."""
+        """Return the lines of the rounds after ``after``, up to ``last_round``."""
         return [row for row in self._rows if after < row["round"] <= last_round]
 
     def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return whether members get receipts."""
+        """Return whether every reply's digest is taken, which is so if members get receipts."""
         return {"receipts": self._digests}
 
     def restore(
@@ -249,8 +270,16 @@ class ReplyWitness(Callback, Kept):
         memory: Mapping[str, Any] | None,
         last_round: int,  # noqa: ARG002
     ) -> None:
-        """Go on behind these lines, with the keys that they are signed with."""
-        # Receipts of some rounds alone, or signatures of heads that are gone: nobody can check it.
+        """Go on after a checkpoint's lines; nodes are known by the keys of their signatures there.
+
+        Raises
+        ------
+        ValueError
+            If receipts were on before and are off now, or the other way round; or the lines are of
+            an earlier version.
+        """
+        # Records with receipts for some rounds only, or with signatures of heads that are not
+        # there, could not be checked.
         if memory and memory.get("receipts", self._digests) != self._digests:
             raise ValueError(f"evidence.receipts = {self._digests}; allowed: as it began")
         if any("attempt" not in line for line in lines):
@@ -269,5 +298,5 @@ class ReplyWitness(Callback, Kept):
 
 
 def sent_file(updates: Path, server_round: int) -> Path:
-    """Return where a round's signed replies are kept."""
+    """Return the path of the file with a round's signed replies."""
     return updates / f"sent-{server_round:06d}.npz"

@@ -1,6 +1,6 @@
-"""What is signed of a run: by a member, of the update that it sends; by the server, of its records.
+"""What is signed in a run: members sign the updates that they send, the server signs its records.
 
-Tables and JSON have bytes in hex; they are read by types.
+Signed values are pydantic models. In tables and JSON their bytes stand in hex.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from fedif_flower.errors import EvidenceError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.arrays import arrays_of, view_array
 
-SIGNATURE_RECORD = "signature"  # In a reply, beside the arrays.
-TERMS = ("run", *AgreedRun.model_fields)  # Whatever is signed is of one attempt at one run.
+SIGNATURE_RECORD = "signature"  # The record of a reply, beside the arrays, with its signature.
+TERMS = ("run", *AgreedRun.model_fields)  # Every signature includes these: run and attempt.
 
 
 class Signed(AgreedRun):
-    """Something of a run that somebody signed, with the public key (DER) and the signature.
+    """Signed values of a run; subclasses say which values.
 
     Attributes
     ----------
+    kind : str
+        A word for the kind of values. The signed bytes begin with it, so that a signature for one
+        kind does not fit another.
+    signs : tuple of str
+        The names of the attributes that the signature covers.
     run : str
         The run's id, drawn by the server.
-    kind : str
-        What it is, in the bytes that are signed.
-    signs : tuple of str
-        Which attributes are signed.
+    key : bytes
+        The signer's public key (DER).
+    signature : bytes
+        The signature of :meth:`to_bytes`.
     """
 
     kind: ClassVar[str]
@@ -48,32 +53,33 @@ class Signed(AgreedRun):
 
     @classmethod
     def by(cls, key: SigningKey, **values: Any) -> Self:
-        """Sign values, by the attributes' names."""
+        """Return ``values``, which are given by the attributes' names, signed with ``key``."""
         unsigned = cls(key=public_der(key.public_key()), signature=b"", **values)
         return unsigned.model_copy(update={"signature": sign(key, unsigned.to_bytes())})
 
     @classmethod
     def read(cls, run: str, cells: Mapping[str, Any]) -> Self:
-        """Return what a table, or JSON, says was signed.
+        """Return the signed values in a table's row or in JSON; the signature is not checked.
 
         Raises
         ------
         ValueError, TypeError
-            If it says nothing of the kind.
+            If a value is missing or malformed.
         """
         return cls.model_validate({**cells, "run": run})
 
     def cells(self) -> dict[str, Any]:
-        """Return what a table, or JSON, has of it: all but the run."""
+        """Return all attributes but ``run``, as a table's row or JSON has them."""
         return self.model_dump(exclude={"run"})
 
     def to_bytes(self) -> bytes:
-        """Return what is signed."""
+        """Return the bytes that are signed."""
+        # The order of the keys is the order in which the fields are declared.
         values = self.model_dump(include=set(self.signs))
         return f"fedif-flower {self.kind}\n{json.dumps(values)}".encode()
 
     def check(self) -> None:
-        """Raise EvidenceError unless the key is of a kind that members have, and has signed."""
+        """Raise EvidenceError unless the key is of an allowed kind and made the signature."""
         with refused_as(EvidenceError, "it is signed with no public key"):
             key = load_der_public_key(self.key)
         if not is_allowed(key):
@@ -83,20 +89,20 @@ class Signed(AgreedRun):
 
 
 class SignedUpdate(Signed):
-    """What a member says of its part in a round.
+    """What a member signs when it sends an update.
 
     Attributes
     ----------
     asked_in : int
-        The round in which it was asked.
+        The round in which the member was asked.
     node_id : int
         Its node id.
     examples : float
-        The examples that it claims.
+        The number of examples that it claims; NaN if it claims none.
     received, sent : bytes
-        :func:`arrays_digest` of the model it got and of what it sends back.
+        The :func:`arrays_digest` of the model that it got, and of the model that it sends back.
     head : bytes
-        The end of the chain of the run's records, as far as it was told; empty: of nothing.
+        The last head of the run's records that it was told; empty if it was told none.
     """
 
     kind = "update"
@@ -111,9 +117,10 @@ class SignedUpdate(Signed):
 
 
 def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
-    """Return the SHA-256 of named arrays: names, types, shapes and values, little-endian.
+    """Return the SHA-256 of named arrays: of their names, types, shapes and values.
 
-    The order in which they are given does not count, nor how they lie in memory.
+    Values are hashed in little-endian byte order and C order. So the digest depends neither on the
+    order of ``arrays`` nor on their layout in memory.
     """
     digest = hashlib.sha256()
     for name, values in sorted(arrays, key=lambda item: item[0]):
@@ -124,12 +131,12 @@ def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
 
 
 def record_digest(arrays: ArrayRecord) -> bytes:
-    """Return the digest of a record's arrays, however they are serialised.
+    """Return the :func:`arrays_digest` of a record, which does not depend on its serialisation.
 
     Raises
     ------
     ReplyError
-        If an array is none of NumPy's.
+        If an array of the record cannot be read as a NumPy array.
     """
     return arrays_digest((str(name), view_array(array)) for name, array in arrays.items())
 
@@ -137,12 +144,24 @@ def record_digest(arrays: ArrayRecord) -> bytes:
 def sign_reply(
     content: RecordDict, received: ArrayRecord, key: SigningKey, **about: Any
 ) -> SignedUpdate:
-    """Sign what a reply holds, and add the signature; ``about`` are run, terms, round, node, head.
+    """Sign a reply's content, and add the signature to it as a record.
+
+    Parameters
+    ----------
+    content : RecordDict
+        The reply's content, which is changed.
+    received : ArrayRecord
+        The model that the member received.
+    key : private key
+        The member's key.
+    **about
+        The other signed attributes of :class:`SignedUpdate`: ``run``, the fields of
+        :class:`~fedif_consortium.evidence.attempts.AgreedRun`, ``asked_in``, ``node_id``, ``head``.
 
     Raises
     ------
     ReplyError
-        If there are no arrays in it, or in what was received, that can be read.
+        If the arrays of the reply, or those that were received, are missing or cannot be read.
     """
     signed = SignedUpdate.by(
         key,
@@ -152,16 +171,17 @@ def sign_reply(
         **about,
     )
     record = ConfigRecord()
+    # The server fills in the other signed attributes by itself.
     values = signed.model_dump(include={"key", "signature", "received", "sent", "head"})
     for name, value in values.items():
-        if value:  # A record has no empty texts.
+        if value:  # A record holds no empty texts, so an empty head is left out.
             record[name] = value
     content[SIGNATURE_RECORD] = record
     return signed
 
 
 def claimed_examples(content: RecordDict) -> float:
-    """Return what a reply says of its examples; NaN: nothing."""
+    """Return the number of examples that a reply claims; NaN if it claims none."""
     for record in content.values():
         if isinstance(record, MetricRecord):
             value = record.get("num-examples")
@@ -171,7 +191,7 @@ def claimed_examples(content: RecordDict) -> float:
 
 
 def first_error(error: Exception) -> str:
-    """Return the first thing that is wrong, in one line."""
+    """Return an error's text in one line; of a ValidationError, its first finding alone."""
     if not isinstance(error, ValidationError):
         return str(error)
     wrong = error.errors()[0]
