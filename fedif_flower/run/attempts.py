@@ -1,4 +1,4 @@
-"""What an earlier attempt left in a run's folder is put aside before another one begins."""
+"""How an earlier attempt's records in a run's folder are put aside before another one begins."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ logger = logging.getLogger(__name__)
 
 
 def put_attempt_aside(folder: RunFolder, rounds_done: int, *, keeps_records: bool) -> None:
-    """Put what an earlier attempt left aside, and say which of its rounds count no more.
+    """Put an earlier attempt's records aside, and log which of its rounds do not count any more.
 
     Parameters
     ----------
     folder : RunFolder
-        The run's, before it begins.
+        The run's folder, before the run begins.
     rounds_done : int
-        Rounds of the attempt that count.
+        The last round of the earlier attempt that still counts; 0: none does.
     keeps_records : bool
-        Whether the others' records are kept, in a folder of their own.
+        Whether the records of rounds that do not count are kept, in a folder of their own.
     """
     if not folder.holds_run():
         _put_files_of_others_aside(folder)
@@ -39,7 +39,7 @@ def put_attempt_aside(folder: RunFolder, rounds_done: int, *, keeps_records: boo
 
 
 def _put_files_of_others_aside(folder: RunFolder) -> None:
-    """Put files aside that are called like a run's, where there is no run: a model, perhaps."""
+    """Put aside files that have the names of a run's results although no run wrote them."""
     names = folder.results()
     if names:
         kept_in = folder.keep_attempt()

@@ -1,4 +1,4 @@
-"""Contributions of a run's members, and the quarantine that is judged by them."""
+"""The parts that measure what a run's members contribute, and quarantine members by it."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import RunningStrategy
 from fedif_flower.valuation.parts import BLOCKS
 
-NAME = "attribution"  # In checkpoints.
-QUARANTINE = "quarantine"  # There.
-JUDGED_BY = ("simpson", "adaptive")  # Rules exact enough to leave a member out.
-ENOUGH_ROUNDS = 10  # To say how well shares will be known.
+NAME = "attribution"  # The attribution's name in checkpoints.
+QUARANTINE = "quarantine"  # The quarantine's name in checkpoints.
+JUDGED_BY = ("simpson", "adaptive")  # Quadrature rules exact enough to judge members by.
+ENOUGH_ROUNDS = 10  # After these the log says how precisely shares are known.
 logger = logging.getLogger(__name__)
 
 
 class Attribution(RunPart):
     """``attribution = "simpson"``: what each member's updates did to the held-out loss.
 
-    Contributions are split by blocks of held-out examples too, of which ``attribution.csv`` has a
-    column each: every choice of rounds has an interval then. The blocks' weights are in
-    ``provenance.json``.
+    Contributions are also split by blocks of held-out examples, with a column of
+    ``attribution.csv`` for each block: from these columns, intervals of contributions can be
+    computed for any choice of rounds. The blocks' weights are in ``provenance.json``.
     """
 
     settings = CreditSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError where nothing is attributed to be credited, split, or measured."""
-        defaults = CreditSettings.defaults()  # ``flwr run`` sends these along.
+        """Raise ConfigError for a setting of credit that would have no effect."""
+        defaults = CreditSettings.defaults()  # Always allowed: ``flwr run`` sends them along.
         if config.attribution != "off":
             credit = config.section(CreditSettings)
             key = "credit.class-shift"
@@ -62,7 +62,7 @@ class Attribution(RunPart):
             require(value == defaults[key], key, value, words)
 
     def build(self, run: RunContext) -> Built:
-        """Return the attribution, and the records of its rounds."""
+        """Return the attribution, its state in checkpoints, and what it adds to the records."""
         config = run.config
         if config.attribution == "off":
             return NOTHING
@@ -92,14 +92,14 @@ class Attribution(RunPart):
         return _with_secret_data(built, secret, run)
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
-        """Raise ConfigError for a rule that gives no update a coefficient: a function's, too."""
+        """Raise ConfigError if the strategy gives no update a coefficient to attribute by."""
         rule = run.config.attribution
         words = f"'off' with strategy {run.config.strategy!r}, which gives no update a coefficient"
         require(strategy.combines_updates or rule == "off", "attribution", rule, words)
 
 
 def _secret_data(run: RunContext) -> SecretData:
-    """Return the data that pay, drawn and examined before anybody is asked."""
+    """Return the secret data that members are paid by, drawn and examined before round 1."""
     memory: Mapping[str, Any] = {}
     if run.checkpoint is not None:
         memory = run.checkpoint.records.get(NAME) or {}
@@ -116,7 +116,7 @@ def _secret_data(run: RunContext) -> SecretData:
 
 
 def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Built:
-    """Return what the attribution adds to a run, with what there is of secret data."""
+    """Return what the attribution adds to a run that pays by secret data."""
     witness = Witness(
         secret.validation,
         run.folder,
@@ -125,12 +125,13 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         last_round=run.config.num_server_rounds,
         column=PAYING_WITNESS,
     )
-    # Either set decides on something: by the one members are weighed, by the other they are paid.
+    # Members are told of the classes that either set can hardly value: they are weighed by the
+    # validation split, and paid by the secret data.
     told_before = read_held_out_classes(run.told)
     weak = told_before.union(classes_of(secret.held_out))
     remarks = secret.remarks()
     if "accuracy" not in secret.validation.metrics:
-        remarks = []  # The log has said it: a report on no classes need not.
+        remarks = []  # The task has no classes: that the remarks are in the log is enough.
     return replace(
         built,
         callbacks=[*built.callbacks, witness],
@@ -142,14 +143,14 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
 
 
 class KeptAttribution(Kept):
-    """Has an attribution's rounds in checkpoints; the run's records write its tables.
+    """The attribution's state in checkpoints. The run's recorder writes the attribution's tables.
 
     Parameters
     ----------
     attribution : PathAttribution
-        The run's.
+        The run's attribution.
     secret : mapping
-        What there is to remember of secret data; empty: contributions are measured on the
+        What checkpoints keep of the secret data; empty: contributions are measured on the
         validation split.
     """
 
@@ -158,7 +159,7 @@ class KeptAttribution(Kept):
         self._secret = {NONCE: "", **secret}
 
     def tell_widths(self, found: RoundAttribution) -> None:
-        """Say once how wide the intervals of shares will roughly be."""
+        """Log once, after some rounds, how precisely the members' shares are known so far."""
         attribution = self._attribution
         if found.server_round == ENOUGH_ROUNDS and (
             width := widest_share(attribution.rounds, attribution.block_weights)
@@ -171,27 +172,28 @@ class KeptAttribution(Kept):
             )
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:
-        """Return the rounds after one, up to another: they are attributed from the first on.
+        """Return the attributed rounds after round ``after``, up to ``last_round``.
 
         Raises
         ------
         CheckpointError
-            If an error kept the last of them from some of those that are told of each: whoever goes
-            on is not told of it again.
+            If an error came before all listeners were told of the last round: a run that is resumed
+            would not tell them again.
         """
+        # Round 0 has no attribution: max, because ``after`` is -1 before the first checkpoint.
         lines = self._attribution.lines(max(after, 0), last_round)
         if not self._attribution.all_are_told:
             raise CheckpointError("the attribution of the last round is not in all records")
         return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return what the next round needs of those before."""
+        """Return what later rounds need of the attribution after a round, and the secret data."""
         return {**self._attribution.state_dict(last_round), **self._secret}
 
     def restore(
         self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
     ) -> None:
-        """Go on with the rounds attributed so far."""
+        """Take over the rounds attributed so far."""
         if memory is None:
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
         if memory.get(NONCE) != self._secret[NONCE]:
@@ -202,9 +204,19 @@ class KeptAttribution(Kept):
 
 
 def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -> float | None:
-    """Return half the width of the widest interval of a share so far.
+    """Return half the width of the widest 95 % interval of a member's share of the credit so far.
 
-    ``None`` where nobody has one, or some rounds are not split by blocks.
+    Parameters
+    ----------
+    rounds : sequence of RoundAttribution
+        The rounds so far.
+    weights : sequence of float
+        Each block's part of the held-out examples' weight.
+
+    Returns
+    -------
+    float, optional
+        ``None``: no member has a positive credit, or some contributions are not split by blocks.
     """
     num_blocks = len(weights)
     if not num_blocks:
@@ -227,12 +239,12 @@ def widest_share(rounds: Sequence[RoundAttribution], weights: Sequence[float]) -
 
 
 class Quarantined(RunPart):
-    """``quarantine.on``: who makes the model worse is left out for a while."""
+    """``quarantine.on``: members that make the model worse are left out for a while."""
 
     settings = QuarantineSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for contributions, or too few members, that nobody is judged by."""
+        """Raise ConfigError if attribution is too coarse, or members too few, to judge members."""
         if not config.section(QuarantineSettings).on:
             return
         fits = config.attribution in JUDGED_BY
@@ -243,7 +255,7 @@ class Quarantined(RunPart):
         require(fits, "num-clients", config.num_clients, allowed)
 
     def build(self, run: RunContext) -> Built:
-        """Return the quarantine, whose decisions are written."""
+        """Return the quarantine, which writes its decisions, and its state in checkpoints."""
         attribution = run.find(PathAttribution)
         if not run.config.section(QuarantineSettings).on or attribution is None:
             return NOTHING
@@ -252,7 +264,7 @@ class Quarantined(RunPart):
 
 
 class KeptQuarantine(Quarantine, Kept):
-    """Writes its decisions, and has them and all that it knows of members in checkpoints."""
+    """A quarantine that writes its decisions to ``quarantine.csv``, with a state in checkpoints."""
 
     def __init__(self, attribution: PathAttribution, folder: RunFolder) -> None:
         table = folder.quarantine
@@ -267,11 +279,11 @@ class KeptQuarantine(Quarantine, Kept):
         self._table.append([vars(decision) for decision in self.decisions])
 
     def on_model(self, server_round: int, model: GlobalModel) -> None:  # noqa: ARG002
-        """Note what is known of members after a round."""
+        """Keep the state after this round, for a checkpoint of it."""
         self._last.add(server_round, self.state_dict())
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return what was known of members after a round."""
+        """Return decisions, and what was known of members, after a round."""
         return dict(self._last.latest(last_round) or {})
 
     def restore(
@@ -280,7 +292,7 @@ class KeptQuarantine(Quarantine, Kept):
         memory: Mapping[str, Any] | None,
         last_round: int,
     ) -> None:
-        """Go on with who is left out, and what is known of all others."""
+        """Take over who is left out, and what is known of all members."""
         if not memory:
             logger.warning(
                 "quarantine: the checkpoint is of a version that did not keep who is left out; "

@@ -1,4 +1,4 @@
-"""What simulated clients keep of their rounds: local methods and attacks that remember."""
+"""What simulated clients remember of their rounds, for local methods and attacks that need it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
 
-Memory = Mapping[str, ArrayRecord]  # Of a client: by who remembers.
+Memory = Mapping[str, ArrayRecord]  # What a client remembers, by kind: "attack" or "method".
 
 
 @runtime_checkable
 class HoldsContexts(Protocol):
-    """A grid in whose process the state of every node lies, by node."""
+    """A grid that holds the state of every node in this process, by node id."""
 
     contexts: MutableMapping[int, Context]
 
@@ -33,7 +33,7 @@ class ClientMemory(RunPart):
     """Puts what simulated clients remember into checkpoints, where the server can see it."""
 
     def build(self, run: RunContext) -> Built:
-        """Return what keeps it; or what says, in a run that goes on, whose memory is lost."""
+        """Return what keeps clients' memories; warn if a run is resumed without them."""
         names = remembering(run.loaded)
         if isinstance(run.grid, HoldsContexts):
             memory = KeptMemory(run.grid.contexts, run.config.digest(), names)
@@ -44,7 +44,10 @@ class ClientMemory(RunPart):
 
 
 def remembering(loaded: LoadedTask) -> list[str]:
-    """Return the keys that name what remembers at clients, or may, being somebody's own."""
+    """Return the settings whose attack or local method remembers rounds, as ``key = value``.
+
+    An attack or a local method of a user's own counts, since it may remember rounds.
+    """
     config = loaded.config
     names = []
     registries = type(config).registries
@@ -63,11 +66,11 @@ class KeptMemory(Callback, Kept):
     Parameters
     ----------
     contexts : mapping of int to Context
-        Of the nodes.
+        The nodes' contexts, by node id.
     run : str
-        The run, as clients call it.
+        The run's name in the states of clients: a digest of its settings.
     names : sequence of str
-        What remembers.
+        The settings that :func:`remembering` returned, for a warning.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class KeptMemory(Callback, Kept):
         self._contexts = contexts
         self._names = names
         self._keys = {kind: memory_key(kind, run) for kind in MEMORIES}
-        self._last: LastRounds[dict[int, Memory]] = LastRounds()  # By node.
+        self._last: LastRounds[dict[int, Memory]] = LastRounds()  # Memories by node id.
         self._restored = False
 
     def restore(
@@ -85,7 +88,7 @@ class KeptMemory(Callback, Kept):
         memory: Mapping[str, Any] | None,
         last_round: int,
     ) -> None:
-        """Give every client what it remembered after a round."""
+        """Take over what clients remembered; ``on_start`` gives it to them."""
         if memory is None:
             _warn(self._names, "the checkpoint is of a version that did not keep it")
             return
@@ -106,14 +109,17 @@ class KeptMemory(Callback, Kept):
             for node_id, memory in by_node.items():
                 for kind, record in memory.items():
                     self._contexts[node_id].state[self._keys[kind]] = record
-        # What the server's half of a local method remembers belongs to what clients remember.
+        # The server's half of a local method may go on only if the clients' half does.
         if self._restored:
             strategy.intake.go_on()
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """Note what clients remember after a round; records are replaced, not changed."""
+        """Note what clients remember after a round.
+
+        Nothing is copied: clients replace their records, and do not change them.
+        """
         by_node: dict[int, Memory] = {}
-        # Nodes work on while the server looks at their states.
+        # The list is a copy: nodes that are late work on meanwhile, and may add contexts.
         for node_id, context in list(self._contexts.items()):
             records = self._records_in(context)
             if records:
@@ -121,7 +127,7 @@ class KeptMemory(Callback, Kept):
         self._last.add(server_round, by_node)
 
     def _records_in(self, context: Context) -> Memory:
-        """Return what a node's state has of this run, by who remembers."""
+        """Return the records of this run in a node's state, by kind."""
         records = {}
         for kind, key in self._keys.items():
             record = context.state.get(key)
@@ -130,7 +136,7 @@ class KeptMemory(Callback, Kept):
         return records
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return what they remembered after a round, by node."""
+        """Return what clients remembered after a round, by node id."""
         by_node = self._last.latest(last_round) or {}
         memory = {}
         for node_id, records in by_node.items():

@@ -1,4 +1,4 @@
-"""The way to the clients for attackers that agree on what they send: in simulations alone."""
+"""Attackers that see each other's updates and agree on what they send, in simulations alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Collusion(RunPart):
     """Attackers that agree on what they send."""
 
     def build(self, run: RunContext) -> Built:
-        """Return the wire by which they see each other's updates."""
+        """Return the wire by which accomplices see each other's updates."""
         if not needs_collusion(run.config, run.config.seed):
             return Built(told={COLLUSION_KEY: False})
         validation = run.loaded.validation
@@ -47,27 +47,28 @@ class Collusion(RunPart):
 
 
 class Agreement(Kept):
-    """What the accomplices of a run agree on; checkpoints have the numbers that they remember."""
+    """What the accomplices of a run agree on; what the attack remembers is in checkpoints."""
 
     def __init__(self, config: ClientConfig) -> None:
         self.config = config
-        self._behaviour: Colluder | None = None  # One for the run: it may remember rounds.
+        # One object for the whole run, made when it is first needed: it may remember rounds.
+        self._behaviour: Colluder | None = None
         self._last: LastRounds[Mapping[str, Any]] = LastRounds()
         self._goes_on = False
 
     def collude(self, received: Tensor, updates: Tensor, server_round: int, first: int) -> Tensor:
-        """Return the updates ``[k, d]`` that they send.
+        """Return the updates ``[k, d]`` that the k accomplices of a round send.
 
         Parameters
         ----------
         received : Tensor
             ``[d]``, the parameters that they were sent.
         updates : Tensor
-            ``[k, d]``, the updates by which they would answer honestly.
+            ``[k, d]``, the updates that they trained honestly, in the order of their partitions.
         server_round : int
             The round.
         first : int
-            The first of their partitions.
+            The lowest of their partition ids.
         """
         if self._behaviour is None:
             self._behaviour = self._built_behaviour(first, server_round)
@@ -81,25 +82,25 @@ class Agreement(Kept):
         return agreed
 
     def _built_behaviour(self, partition_id: int, server_round: int) -> Colluder:
-        """Return the run's behaviour, with what it remembered before a round."""
+        """Return the run's behaviour, with what a checkpoint says that it remembered."""
         behaviour = build_behaviour(self.config, partition_id=partition_id, seed=self.config.seed)
-        assert isinstance(behaviour, Colluder)  # Its own clients said so.
+        assert isinstance(behaviour, Colluder)  # Only a Colluder's replies are marked for this.
         vars(behaviour).update(deepcopy(self.memory(server_round)))
         if self._goes_on:
             self._warn_of_lost_memory(behaviour)
         return behaviour
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return what they remembered after a round."""
+        """Return what the attack remembered after a round."""
         return dict(self._last.latest(last_round) or {})
 
     def restore(self, lines: object, memory: Mapping[str, Any] | None, last_round: int) -> None:  # noqa: ARG002
-        """Go on with what they remembered."""
+        """Take over what the attack remembered."""
         self._last.restore(last_round, memory or {})
         self._goes_on = True
 
     def _warn_of_lost_memory(self, behaviour: Colluder) -> None:
-        """Name what no checkpoint can have of an attack that remembers."""
+        """Warn of what an attack remembers and no checkpoint can hold."""
         remembered = vars(behaviour).items()
         lost = [name for name, value in remembered if unreadable_in(value) is not None]
         if lost:
@@ -115,18 +116,18 @@ class Agreement(Kept):
 class ColludingGrid(ForwardingGrid):
     """Lets the accomplices of a round see each other's updates, and rewrites their replies.
 
-    Honest clients' replies pass as they come. Those of accomplices, who say so in a record of
-    their own, wait until all that arrive are there. What they send depends on the run's seed, the
-    round and their updates alone.
+    Honest clients' replies pass as they come. Accomplices mark their replies by a record of its
+    own; these replies wait until no more arrive. What accomplices send depends only on the run's
+    seed, the round and their updates.
 
     Parameters
     ----------
     grid : Grid
         The grid of a simulation.
     agreement : Agreement
-        What they agree on.
+        What the accomplices agree on.
     trainable_keys : sequence of str
-        The trainable parameters, in the order of the vector.
+        The names of the trainable parameters, in the order of the vector.
     tied_keys : mapping of str to str
         Second names of arrays, and their first names.
 
@@ -136,7 +137,7 @@ class ColludingGrid(ForwardingGrid):
         If the nodes are real: they do not show each other their updates.
     """
 
-    reliable = True  # As the simulations that it is used in.
+    reliable = True  # It is used in simulations alone, whose grids are reliable.
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class ColludingGrid(ForwardingGrid):
         return self._rewritten(sent, replies)
 
     def _rewritten(self, sent: list[Message], replies: Iterable[Message]) -> Iterator[Message]:
-        """Yield replies as they come; accomplices', by partition, once they have agreed."""
+        """Yield honest replies as they come, then the accomplices', in the order of partitions."""
         accomplices: dict[int, Message] = {}
         for reply in replies:
             if reply.has_content() and ACCOMPLICE_KEY in reply.content:
@@ -178,12 +179,12 @@ class ColludingGrid(ForwardingGrid):
             yield from ordered
 
     def _collude(self, sent: Message, replies: Sequence[Message], *, partition_id: int) -> None:
-        """Replace the accomplices' trainable parameters, in place."""
+        """Replace the trainable parameters in the accomplices' replies, in place."""
         arrays = cast(ArrayRecord, sent.content["arrays"])
         layout = ParameterLayout.from_arrays(arrays, self._trainable_keys, self._tied_keys)
         received = layout.to_vectors(arrays)
         updates = []
-        usable = []  # The replies that the updates are of, with buffers and counters.
+        usable = []  # For each of the updates: its reply, buffers and counters.
         for reply in replies:
             update = torch.empty_like(received.params)
             buffer_update = torch.empty_like(received.buffers)
@@ -191,7 +192,7 @@ class ColludingGrid(ForwardingGrid):
             try:
                 unpacked = layout.unpack_update(reply_arrays, received, update, buffer_update)
             except ReplyError:
-                continue  # Its training diverged: it goes to the server as it is.
+                continue  # Its training diverged: the reply goes to the server as it is.
             updates.append(update)
             usable.append((reply, received.buffers + buffer_update, unpacked.counters))
         if not updates:

@@ -1,12 +1,12 @@
-r"""Whether a run has what it asked for: each member's replies, its absences, and a verdict.
+r"""How complete a run is: each member's replies and absences, and a verdict on the run.
 
-A member's participation is
+A member's participation is the share of its turns in which it gave a usable reply:
 
 .. math:: p_i = \frac{\text{usable replies}}{\text{asked} + \sum_{t \in A_i} a_t},
 
-with :math:`A_i` the rounds in which it could not be asked, being offline or paused after errors,
-and :math:`a_t` how often a member that was online was asked in round t on average: 1 where all
-are. A late reply that counted is usable.
+with :math:`A_i` the rounds in which member i could not be asked, because it was offline or paused
+after errors, and :math:`a_t` the share of the online members that round t asked: 1 if it asked all.
+A late reply that counted is usable.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedif_flower.strategies.config import ALWAYS
 from fedif_flower.words import listed
 
 Verdict = Literal["complete", "complete with gaps", "incomplete"]
-# What became of a round for a member. A request is open where the run ended before the member
-# answered, and the member had answered other requests as late.
+# What became of a request to a member. It is open if the run ended before the member answered, and
+# the member could still have answered: it had answered other requests about as late.
 Outcome = Literal["answered", "late", "missing", "refused", "open"]
 Absence = Literal["offline", "revoked", "paused", "not admitted"]
-# The letter that stands for an outcome or an absence where a member's rounds are drawn.
+# In a report, a member's rounds are a row of letters: one for each outcome or absence.
 LETTERS: Mapping[str, str] = {
     "answered": "+",
     "late": "~",
@@ -40,33 +40,37 @@ LETTERS: Mapping[str, str] = {
     "not admitted": "q",
 }
 NOT_ASKED = "."
-_MOST_NAMED = 8
+_MOST_NAMED = 8  # Members that a sentence names.
 _MOST_SILENT = 100  # Members that the summary names.
-_MOST_LETTERS = 20_000  # Members times rounds that are drawn.
+_MOST_LETTERS = 20_000  # Members times rounds: reports with more have no rows of letters.
 _GONE = ("offline", "revoked")
-# Of two requests of one round the better one counts.
+# If a member was asked twice in one round, the better outcome counts.
 _RANK: Mapping[Outcome, int] = {"missing": 0, "open": 0, "refused": 1, "late": 2, "answered": 2}
 LEAST_PARTICIPATION = 0.5
 
 
 @dataclass(frozen=True)
 class MemberTurns:
-    """A member over the run: requests by what became of them, and rounds that it was not asked in.
+    """A member over the run: what became of its requests, and when it could not be asked.
 
     Attributes
     ----------
-    client_id, partition_id, name
-        Who it is, and what reports call it.
+    client_id, partition_id : int
+        Who the member is.
+    name : str
+        What reports call it.
     count : mapping of str to int
-        Requests and absences, by what they were; ``asked``: requests that the end did not cut off.
+        The number of rounds by outcome or absence (the keys of :data:`LETTERS`), and under
+        ``asked`` the number of requests that are not open.
     participation : float, optional
-        In [0, 1]; ``None``: it never had a turn.
+        In [0, 1]; ``None``: the member never had a turn.
     revoked_in : int, optional
-        The round in which its registration was seen to have ended; ``None``: it had not.
+        The round in which the server noticed that the member's registration had ended; ``None``: it
+        had not ended.
     seen : str
-        When it was seen last, in words; empty: it was there to the end.
+        When the member was seen last, in words; empty: it was there to the end.
     rounds : str
-        A letter for each round (:data:`LETTERS`); empty where there are too many.
+        A letter for each round (:data:`LETTERS`); empty if members and rounds are too many.
     """
 
     client_id: int
@@ -80,23 +84,23 @@ class MemberTurns:
 
     @property
     def usable(self) -> int:
-        """Replies that counted."""
+        """The number of replies that counted."""
         return self.count["answered"] + self.count["late"]
 
     @property
     def is_silent(self) -> bool:
-        """Whether it never gave what it was asked for."""
+        """Whether it was asked, and never gave a usable reply."""
         return self.count["asked"] > 0 and not self.usable
 
     @property
     def has_gaps(self) -> bool:
-        """Whether a reply of it is missing, or could not be asked for."""
+        """Whether a usable reply of it is missing, or it could not be asked for one."""
         gaps = ("missing", "refused", "offline", "paused")
         return self.revoked_in is not None or any(self.count[gap] for gap in gaps)
 
     @property
     def description(self) -> str:
-        """Its name and share, and since when it is gone, in words."""
+        """Its name, its participation and, if it is gone, when it was seen last, in words."""
         words = [self._share()]
         if self.revoked_in is not None:
             words.append("registration ended")
@@ -105,7 +109,7 @@ class MemberTurns:
         return f"{self.name} ({'; '.join(words)})"
 
     def _share(self) -> str:
-        """Return in words which share of its turns it took part in."""
+        """Return the participation in words."""
         if self.is_silent:
             return "never answered"
         if self.participation is None:
@@ -115,7 +119,19 @@ class MemberTurns:
 
 @dataclass(frozen=True)
 class Completeness:
-    """A run's verdict, why, and its members: those with the least participation first."""
+    """How complete a run is.
+
+    Attributes
+    ----------
+    verdict : str
+        ``"complete"``, ``"complete with gaps"`` or ``"incomplete"``.
+    reasons : tuple of str
+        The sentences that the verdict rests on.
+    members : tuple of MemberTurns
+        All members, those with the least participation first.
+    rounds : int
+        The number of the last round.
+    """
 
     verdict: Verdict
     reasons: tuple[str, ...]
@@ -124,7 +140,7 @@ class Completeness:
 
     @property
     def headline(self) -> str:
-        """The verdict and why, in words."""
+        """The verdict and its reasons, in words."""
         return f"{self.verdict[0].upper()}{self.verdict[1:]}: {' '.join(self.reasons)}"
 
     def to_record(self) -> dict[str, object]:
@@ -149,11 +165,12 @@ class _Recorded:
     partition_id: int = -1
     requests: dict[int, Outcome] = field(default_factory=dict)
     changes: list[Line] = field(default_factory=list)
-    revoked_by_reply: int | None = None  # In which round; None: by its last reply it was not.
-    delay: int = 0  # The longest of a late reply that counted, in rounds.
+    # The round in which its last request failed because its registration had ended, if it did so.
+    revoked_by_reply: int | None = None
+    delay: int = 0  # By how many rounds the latest reply that counted was late.
 
     def add(self, reply: Line) -> None:
-        """Take in what became of a request, or of another one made in the same round."""
+        """Take in a line of ``clients.csv``: what became of a request to this member."""
         self.partition_id = reply["partition_id"]
         began = reply["asked_in"] or reply["round"]
         outcome = _outcome(reply)
@@ -165,14 +182,14 @@ class _Recorded:
         before = self.requests.get(began)
         if before is None or _RANK[outcome] > _RANK[before]:
             self.requests[began] = outcome
-        elif before == "open":  # It is known now that no reply will come.
+        elif before == "open":  # A later line says that no reply will come any more.
             self.requests[began] = "missing"
 
     def settle(self, last: int, late_rounds: int) -> None:
-        """Let requests that are too late for a reply be missing.
+        """Count open requests as missing that could not have been answered any more.
 
-        A request is open at the end while its time is not over, if the member did answer others,
-        at most one round less late.
+        At the end of the run, in round ``last``, a request stays open if its reply would still have
+        counted, and if the member has answered other requests at most one round less late.
         """
         patience = self._patience(late_rounds)
         for began, outcome in self.requests.items():
@@ -180,7 +197,7 @@ class _Recorded:
                 self.requests[began] = "missing"
 
     def _patience(self, late_rounds: int) -> int:
-        """Return for how many rounds a request may be open at the end; -1: it may not."""
+        """Return how many rounds old an open request may be at the end; -1: none stays open."""
         outcomes = self.requests.values()
         has_answered = "answered" in outcomes or "late" in outcomes
         if not has_answered or not late_rounds:
@@ -188,13 +205,23 @@ class _Recorded:
         return min(self.delay + 1, late_rounds)
 
     def turns(self, name: str, average: Mapping[int, float], *, drawn: bool) -> MemberTurns:
-        """Return its part in the run; ``average`` has how often a member was asked, by round."""
+        """Return the member's part in the run.
+
+        Parameters
+        ----------
+        name : str
+            What the operator calls the member; empty: nothing.
+        average : mapping of int to float
+            By round, the share of the online members that were asked.
+        drawn : bool
+            Whether the rounds are drawn as letters.
+        """
         last = max(average, default=0)
         absences = self._absences(last)
         status_by_round = {**absences, **self.requests}
         count = dict.fromkeys(LETTERS, 0) | Counter(status_by_round.values())
         count["asked"] = len(self.requests) - count["open"]
-        # Nobody counts on a member that has left for good, or that a callback kept away.
+        # Rounds in which it was not registered any more, or kept away by a callback, are no turns.
         missed = [number for number, why in absences.items() if why in ("offline", "paused")]
         turns = count["asked"] + sum(average.get(number, 0.0) for number in missed)
         usable = count["answered"] + count["late"]
@@ -216,7 +243,7 @@ class _Recorded:
         )
 
     def _absences(self, last: int) -> dict[int, Absence]:
-        """Return why it could not be asked, by round: a change holds until the next one."""
+        """Return why the member could not be asked, by round: a change holds until the next one."""
         ends = [change["round"] for change in self.changes[1:]]
         ends.append(last + 1)
         absences: dict[int, Absence] = {}
@@ -224,15 +251,15 @@ class _Recorded:
             if change["presence"] == "there":
                 continue
             for number in range(change["round"], end):
-                # It may be asked in the very round in which it leaves.
+                # A member may be asked in the very round in which it leaves.
                 if number not in self.requests:
                     absences[number] = change["presence"]
         return absences
 
     def _revoked_in(self) -> int | None:
-        """Return in which round its registration was seen to have ended, if it had in the end.
+        """Return the round in which the end of its registration was noticed; ``None``: it is valid.
 
-        A request that is open tells it in its own round, the roll call in the next one.
+        The outcome of a request shows it in the same round, the roll call only in the next.
         """
         if self.revoked_by_reply is not None:
             return self.revoked_by_reply
@@ -241,8 +268,8 @@ class _Recorded:
         return None
 
     def _seen(self) -> str:
-        """Return when it was seen last, if it is gone."""
-        # Lines say that it is gone, and say so again.
+        """Return when the member was seen last, in words; empty: it is not gone."""
+        # The lines since it left: there are two if its registration ended while it was offline.
         gone = list(takewhile(lambda change: change["presence"] in _GONE, reversed(self.changes)))
         if not gone:
             return ""
@@ -264,18 +291,18 @@ def completeness(
     names: Mapping[int, str],
     settings: Mapping[str, Any],
 ) -> Completeness:
-    """Return how complete a run is that came to its end.
+    """Return how complete a run is.
 
     Parameters
     ----------
     rounds, replies, attendance : iterable of mapping
-        The lines of ``rounds.csv``, of which round 0 is none, ``clients.csv`` and
-        ``attendance.csv``.
+        The lines of ``rounds.csv``, ``clients.csv`` and ``attendance.csv``. The line of round 0,
+        which is before the first round, does not count.
     names : mapping of int to str
         What the operator calls members, by client id.
     settings : mapping
-        The run's, by their keys: ``least-participation``, and for how many rounds a request may
-        still be answered.
+        The run's settings by key: ``least-participation``, ``pace.late-rounds`` and
+        ``pace.rounds`` are read.
     """
     rounds = [row for row in rounds if row["round"]]
     last = max((row["round"] for row in rounds), default=0)
@@ -302,13 +329,13 @@ def completeness(
 
 
 def is_failed(row: Line) -> bool:
-    """Tell whether a round made no step, or most of its clients failed."""
+    """Whether a round failed, or most of its clients did."""
     num_asked = row["accepted"] + row["rejected"] + row["failed"]
     return bool(row["round_failed"]) or 2 * row["failed"] > num_asked
 
 
 def _late_rounds(settings: Mapping[str, Any]) -> int:
-    """Return for how many rounds a request may still be answered."""
+    """Return how many rounds late a reply may be and still count."""
     late_rounds = int(settings.get("pace.late-rounds", 0))
     if not late_rounds and settings.get("pace.rounds") == "buffered":
         return ALWAYS
@@ -316,7 +343,7 @@ def _late_rounds(settings: Mapping[str, Any]) -> int:
 
 
 def _average_requests(rounds: Iterable[Line], records: Iterable[_Recorded]) -> dict[int, float]:
-    """Return how often a member that was online was asked on average, by round."""
+    """Return by round the share of the online members that were asked, at most 1."""
     num_requests: Counter[int] = Counter()
     for record in records:
         for number in record.requests:
@@ -329,14 +356,14 @@ def _average_requests(rounds: Iterable[Line], records: Iterable[_Recorded]) -> d
 
 
 def _least_first(member: MemberTurns) -> tuple[float, int]:
-    """Return what members are sorted by; those that never had a turn come last."""
+    """Return the sort key by which the least participation comes first, and no turn last."""
     if member.participation is None:
-        return 2.0, member.client_id
+        return 2.0, member.client_id  # More than any participation.
     return member.participation, member.client_id
 
 
 def _letters(status_by_round: Mapping[int, str], last: int) -> str:
-    """Return a letter for each round up to the last."""
+    """Return a letter for each round from 1 to ``last``."""
     letters = ""
     for number in range(1, last + 1):
         if number in status_by_round:
@@ -347,7 +374,7 @@ def _letters(status_by_round: Mapping[int, str], last: int) -> str:
 
 
 def _outcome(reply: Line) -> Outcome:
-    """Return what became of a request, as a line of ``clients.csv`` says it."""
+    """Return what became of a request, according to a line of ``clients.csv``."""
     status = reply["status"]
     if status == "accepted" and reply["asked_in"]:
         return "late"
@@ -363,7 +390,10 @@ def _outcome(reply: Line) -> Outcome:
 def _verdict_on(
     members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
 ) -> tuple[Verdict, list[str]]:
-    """Return a verdict, and what it rests on in sentences."""
+    """Return the verdict on a run, and the sentences that it rests on.
+
+    ``least`` is the smallest participation with which a member does not make the run incomplete.
+    """
     short = []
     silent = []
     gaps = []
@@ -404,9 +434,9 @@ def _verdict_on(
 
 
 def _never_drawn(members: Sequence[MemberTurns], rounds: Sequence[Line]) -> list[str]:
-    """Return the sentence about members that were there and never asked, if there are any.
+    """Return a sentence about members that were online and never asked; empty if there are none.
 
-    Members that no table names are counted by how many were online.
+    Members that no table names are counted too: their number follows from how many were online.
     """
     never = []
     for member in members:
@@ -422,7 +452,7 @@ def _never_drawn(members: Sequence[MemberTurns], rounds: Sequence[Line]) -> list
     if count == 1:
         noun = "member"
     names = ""
-    if not num_unnamed:  # A list of some of them would read as one of all.
+    if not num_unnamed:  # A list of only some of them would read as a list of all.
         names = f": {_listed(never)}"
     return [f"Never drawn: {count} {noun}{names}."]
 

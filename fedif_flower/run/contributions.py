@@ -1,4 +1,4 @@
-"""What members contributed over a run, with an interval each."""
+"""What members contributed over a run, with a confidence interval for each."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ UNKNOWN = Contribution()
 def contributions_of(
     rounds: Sequence[Line], parts: Sequence[Line], blocks: Mapping[str, float]
 ) -> dict[int, Contribution]:
-    """Return each member's contribution over the run, and the ends of its interval.
+    """Return each member's contribution over the run and the ends of its interval, by client id.
 
     Parameters
     ----------
     rounds : sequence of mapping
-        The T rounds' lines of ``attribution_rounds.csv``.
+        The lines of ``attribution_rounds.csv``, one for each of T rounds.
     parts : sequence of mapping
-        Clients' lines of ``attribution.csv``, of these rounds.
+        The lines of ``attribution.csv`` of these rounds, one for each client in a round.
     blocks : mapping of str to float
-        Each of the B blocks' part of the held-out examples, by its column of ``parts``: intervals
-        are about other held-out examples. Empty: they are about other rounds.
+        Each of the B blocks' part of the held-out examples, by its column of ``parts``. With
+        blocks, an interval says how the contribution would vary with other held-out examples.
+        Empty: it says how the contribution would vary with other rounds.
     """
     client_ids = sorted({part["client_id"] for part in parts})
     per_round = _per_round(rounds, parts, client_ids)  # [T, n]
@@ -60,7 +61,7 @@ def contributions_of(
 def _per_round(
     rounds: Sequence[Line], parts: Sequence[Line], client_ids: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Return the clients' contributions to the rounds, ``[T, n]``; 0 where one had no part."""
+    """Return the clients' contributions to the rounds, ``[T, n]``; 0 where a client had no part."""
     row_of = {line["round"]: row for row, line in enumerate(rounds)}
     column_of = {client_id: column for column, client_id in enumerate(client_ids)}
     per_round = np.zeros((len(row_of), len(client_ids)))
@@ -72,7 +73,7 @@ def _per_round(
 def _by_block(
     parts: Sequence[Line], client_ids: Sequence[int], blocks: Sequence[str]
 ) -> NDArray[np.float64]:
-    """Return the sums over the rounds of what clients contributed by each block, ``[B, n]``."""
+    """Return the clients' contributions in each block, summed over the rounds, ``[B, n]``."""
     column_of = {client_id: column for column, client_id in enumerate(client_ids)}
     by_block = np.zeros((len(blocks), len(client_ids)))
     for part in parts:

@@ -1,4 +1,4 @@
-"""For which wrong labels a run corrects its held-out loss, as its records have it."""
+"""For which share of wrong labels a run corrects its held-out loss, and how records say so."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 from fedif_flower.valuation.label_noise import is_noise
 
-# In the record of an examination:
-NOISE = "corrected_noise"  # for which share of wrong labels the loss is corrected,
-BY_CLASS = "corrected_by_class"  # and whether that is by the chances of each class.
+# Keys in the record of an examination.
+NOISE = "corrected_noise"  # The share of wrong labels for which the loss is corrected.
+BY_CLASS = "corrected_by_class"  # Whether the correction is by each class's chances.
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class Correction:
     Attributes
     ----------
     noise : float or Tensor
-        Their share, or the chances ``[C, C]`` by which labels become others; 0: for none.
+        The share of wrong labels, or the chances ``[C, C]`` by which labels of each class become
+        others; 0: no correction.
     interval : tuple of float, optional
-        Between which shares the true one lies; ``None``: that is not known.
+        The interval in which the true share lies; ``None``: it is not known.
     """
 
     noise: float | Tensor = 0.0
@@ -39,12 +40,12 @@ class Correction:
 
     @classmethod
     def of(cls, check: HeldOutCheck, held_out: HeldOut | None) -> Correction:
-        """Return the correction that settings ask for, by what an examination found.
+        """Return the correction that settings ask for, given what an examination found.
 
         Raises
         ------
         ConfigError
-            If chances by class are wanted, and there is no estimate of them.
+            If the settings ask for chances by class, and there is no estimate of them.
         """
         try:
             noise = check.noise_of(held_out)
@@ -57,9 +58,10 @@ class Correction:
 
     @classmethod
     def of_loss(cls, validation: Validation) -> Correction:
-        """Return for which share a held-out loss is corrected as it is; 0, mostly.
+        """Return the correction that a task's own loss makes already: for a share of 0, mostly.
 
-        Of chances by class it is the share where each class is as frequent.
+        Where the loss is corrected by chances of each class, it is the share of wrong labels that
+        these chances make if all classes are equally frequent.
         """
         noise = validation.noise
         if isinstance(noise, Tensor):
@@ -68,34 +70,35 @@ class Correction:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Correction:
-        """Return the correction that a record tells of; none where it is empty."""
+        """Return the correction in a record; an empty record has none."""
         noise: float | Tensor = float(record.get(NOISE, 0.0))
         if record.get(BY_CLASS):
             noise = torch.tensor(record["transitions"], dtype=torch.float64)
         return cls(noise, _interval(record.get("low"), record.get("high")))
 
     def to_record(self, held_out: HeldOut | None) -> dict[str, Any]:
-        """Return what records have of an examination, and of what the loss is corrected for."""
+        """Return the record of this correction, and of the examination that led to it."""
         record: dict[str, Any] = {}
         if held_out is not None:
             record = held_out.to_record()
         if isinstance(self.noise, Tensor):
-            # The chances are the examination's.
+            # The examination's record holds the chances themselves.
             record |= {NOISE: record["by_class"], BY_CLASS: True}
         else:
             record[NOISE] = self.noise
         return record
 
     def apply(self, loaded: LoadedTask) -> LoadedTask:
-        """Return a task whose held-out loss allows for wrong labels.
+        """Return a task whose held-out loss is corrected for wrong labels.
 
-        The task itself is returned where there is nothing to correct, where the loss is none that
-        can be corrected, and where the task's own loss allows for wrong labels already.
+        The task itself is returned if there is nothing to correct, if its loss cannot be corrected,
+        or if its own loss is corrected already.
 
         Raises
         ------
         ConfigError
-            If labels of so few classes would say nothing then.
+            If the share of wrong labels is so large, for so few classes, that labels would say
+            nothing.
         """
         if is_noise(loaded.validation.noise):
             return loaded
@@ -111,9 +114,10 @@ class Correction:
 def corrected_task(
     loaded: LoadedTask, correction: Correction, held_out: HeldOut | None
 ) -> tuple[LoadedTask, dict[str, Any]]:
-    """Return a task whose held-out loss is corrected, and what records have of that.
+    """Return a task whose held-out loss is corrected, and the record of the correction.
 
-    Where the loss stays as it is, they say for which share the task's own allows: 0, mostly.
+    Where the loss stays as it is, the record has the correction that the task's own loss makes: for
+    a share of 0, mostly.
     """
     corrected = correction.apply(loaded)
     if corrected is loaded:
@@ -122,14 +126,14 @@ def corrected_task(
 
 
 def _interval(low: float | None, high: float | None) -> tuple[float, float] | None:
-    """Return between which shares of wrong labels the true one lies, if there is such a doubt."""
+    """Return the interval of the share of wrong labels; ``None`` unless it is wider than 0."""
     if low is None or high is None or not low < high:
         return None
     return low, high
 
 
 def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
-    """Return what was found, by a record; ``None``: the set was not examined."""
+    """Return the examination in a record; ``None``: the held-out set was not examined."""
     examination = {key: value for key, value in record.items() if key not in (NOISE, BY_CLASS)}
     if not examination:
         return None
@@ -137,7 +141,7 @@ def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
 
 
 def corrected_words(record: Mapping[str, Any]) -> str:
-    """Say for what the loss is corrected, by a record."""
+    """Return in words for what the loss is corrected, according to a record."""
     share = f"{100 * record[NOISE]:.3g} % of wrong labels"
     if record.get(BY_CLASS):
         return f"{share}, by class"
@@ -147,5 +151,5 @@ def corrected_words(record: Mapping[str, Any]) -> str:
 def with_recorded_noise(
     loaded: LoadedTask, provenance: Mapping[str, Any], key: str = HELD_OUT_KEY
 ) -> LoadedTask:
-    """Return a task with the held-out loss that a run's provenance tells of, under a key."""
+    """Return a task whose held-out loss is corrected as a run's provenance says, under ``key``."""
     return Correction.of_record(provenance.get(key, {})).apply(loaded)

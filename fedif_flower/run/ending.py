@@ -1,4 +1,4 @@
-"""What a command says of a run that is over, and whether that is an error."""
+"""What a command prints about a run that is over, and whether the command ends with an error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedif_flower.tables import print_line
 
 
 def require_last_round(run_dir: Path) -> None:
-    """Raise TrainingFailedError if the last round of a run that came to its end failed."""
+    """Raise TrainingFailedError if the last round of a completed run failed."""
     summary = RunFolder(run_dir).summary.read()
     if summary.get("last_round_failed"):
         raise TrainingFailedError(
@@ -31,7 +31,7 @@ def require_complete(run_dir: Path) -> None:
     TrainingFailedError
         If its last round failed.
     IncompleteRunError
-        If too little of what it asked for came.
+        If too few of the replies that it asked for came.
     """
     require_last_round(run_dir)
     record = RunFolder(run_dir).summary.read().get("completeness", {})
@@ -42,7 +42,7 @@ def require_complete(run_dir: Path) -> None:
 
 
 def print_summary(run_dir: Path, console: Console | None = None) -> None:
-    """Print a completed run's table and where its report lies."""
+    """Print a completed run's figures, whether it is complete, and the path of its report."""
     console = console or Console()
     run = Run(run_dir)
     figures_table(run.summary, run.title).print(console)

@@ -1,4 +1,4 @@
-"""How a run's new models are measured on held-out data, and what of it is written."""
+"""How a run's new models are measured on held-out data, and which of the metrics are written."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class RoundEvaluation:
-    """Measures new models on held-out data, and adds what it finds to their rounds.
+    """Measures new models on held-out data, and adds the metrics to the records of their rounds.
 
     Parameters
     ----------
     judges : mapping of str to Validation
-        The data by split: ``"validation"``, ``"test"``, and test examples with a trigger.
+        The data by split: ``"validation"``, ``"test"``, and :data:`TRIGGERED`.
     metrics : sequence of Metric
         What is measured beside loss and accuracy.
     every : int
@@ -38,9 +38,10 @@ class RoundEvaluation:
     Attributes
     ----------
     columns : list of str
-        Columns of ``rounds.csv`` beside those that it always has.
+        The columns of ``rounds.csv`` for ``metrics`` and for what callbacks measure, in addition
+        to the columns that it always has.
     last_round : int, optional
-        Whose model is evaluated in any case.
+        The run's last round, if it is known: its model is evaluated in any case.
     """
 
     def __init__(
@@ -53,29 +54,30 @@ class RoundEvaluation:
         for metric in metrics:
             self.columns += [f"test_{metric.key}", f"validation_{metric.key}"]
         self.last_round: int | None = None
-        self._outcome: _Outcome | None = None  # Of a round whose line is not written yet.
+        # How the evaluation went in the round whose line is to be written next, if there was one.
+        self._outcome: _Outcome | None = None
 
     def is_due(self, server_round: int) -> bool:
-        """Tell whether a round's model is to be evaluated."""
+        """Whether a round's model is to be evaluated."""
         return server_round % self._every == 0 or server_round == self.last_round
 
     @property
     def is_evaluated(self) -> bool:
-        """Whether the model of the round at hand was evaluated, if only in vain."""
+        """Whether the current round's model was evaluated, even if the evaluation failed."""
         return self._outcome is not None
 
     def evaluate(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the metrics of a round's model; none where there are no data or it fails.
+        """Return the metrics of a round's model; none if there are no data or evaluation fails.
 
-        A model that cannot be measured is taken back; before the first round, the error ends the
-        run.
+        A model that cannot be measured is taken back: the model before it becomes global again. An
+        error before the first round (0) ends the run.
         """
         if not self.judges:
             return {}
         started = time.perf_counter()
         try:
             metrics = model.evaluate_or_take_back(lambda record: self._measure(model, record))
-        except Exception as error:  # out of the model or the loss: the run goes on
+        except Exception as error:  # The user's model or loss may raise anything: the run goes on.
             if not server_round:
                 raise
             reason = printable(f"the evaluation failed: {with_place(error)}")
@@ -86,9 +88,9 @@ class RoundEvaluation:
         return metrics
 
     def _measure(self, model: GlobalModel, record: ArrayRecord) -> dict[str, float]:
-        """Return what the splits say of a round's model, or of one before it."""
+        """Return the metrics of a record on all splits: of the global model, or the one before."""
         vectors = model.vectors
-        if record is not model.record:
+        if record is not model.record:  # The global model could not be measured: the one before is.
             vectors = model.layout.to_vectors(record)
         buffers = model.layout.named_buffers(vectors)
         metrics: dict[str, float] = {}
@@ -103,9 +105,9 @@ class RoundEvaluation:
         return metrics
 
     def add_to(self, current: Round, metrics: Mapping[str, float]) -> Round:
-        """Return a round as it is written: with the evaluation of its model, if there was one.
+        """Return a round's record as it is written: with the evaluation of its model, if any.
 
-        The next round's model is not evaluated yet.
+        Afterwards no evaluation is remembered: the next round begins without one.
         """
         outcome = self._outcome
         self._outcome = None
@@ -120,14 +122,14 @@ class RoundEvaluation:
         )
 
     def _by_column(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return those metrics that have a column of ``rounds.csv``, by column."""
+        """Return the metrics that have a column in ``rounds.csv``, by column."""
         by_column = {name.replace("-", "_"): value for name, value in metrics.items()}
         written = {}
         for column in (*MEASURED, *self.columns):
             value = by_column.get(column)
             if not isinstance(value, int | float):  # An ``evaluate_fn`` may give lists.
                 continue
-            if column.endswith("_accuracy") and math.isnan(value):  # It is not defined.
+            if column.endswith("_accuracy") and math.isnan(value):  # Accuracy is not defined.
                 continue
             written[column] = value
         return written
@@ -137,4 +139,4 @@ class _Outcome(NamedTuple):
     """How the evaluation of a round's model went."""
 
     seconds: float = 0.0
-    failure: str = ""  # Why it failed; empty: it did not.
+    failure: str = ""  # Why the evaluation failed; empty: it did not fail.

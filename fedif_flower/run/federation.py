@@ -1,4 +1,4 @@
-"""One federation on the server: a loop over the parts of a run, and its rounds."""
+"""One federation on the server: its parts are built, its rounds run, its records finished."""
 
 from __future__ import annotations
 
@@ -61,32 +61,35 @@ def run_federation(
     grid : Grid
         Flower's way to the clients.
     config : RunConfig
-        Everything else.
+        The settings of the run.
     on_row : callable, optional
-        Called after each round with its line of ``rounds.csv``.
+        Called with each :class:`~fedif_flower.server.record.Round` once its line of ``rounds.csv``
+        is written.
     callbacks : sequence of Callback
-        Told of each round and model after the run's own records: curves, early stopping ...
+        They are told of each round and model after the run's own recorder and parts: to draw
+        curves, to stop early ...
     task : Task, optional
-        What it is about; else the task that the run config names.
+        The task; ``None``: the run config names one.
     loaded : LoadedTask, optional
-        The task, where it has been loaded for this run already.
+        The task with its data, if it has been loaded for this run already.
     parts : sequence of RunPart, optional
         What the run can have beside its records; ``None``: the library's own parts.
     run_config : mapping of str to bool, int, float or str, optional
         The run config as Flower gives it to both sides of an app, by which members know the run;
-        ``None``: what ``config`` says.
+        ``None``: the values of ``config``.
 
     Raises
     ------
     StorageError
         If another run writes to the same directory, or the disk is full.
     ConfigError
-        If the directory holds a run that would be lost (see
+        If a setting is wrong or does not fit the nodes, the data or another setting, or if the
+        directory holds a run that would be lost (see
         :func:`~fedif_flower.run.preflight.with_free_folder`).
     FedIFError
-        Whatever else stopped the run.
+        If anything else stops the run.
     """
-    # What fails before the folder is held leaves no folder behind.
+    # An error before the folder is held leaves no folder behind.
     if parts is None:
         parts = run_parts()
     callbacks = require_callbacks(callbacks)
@@ -123,7 +126,7 @@ def run_federation(
             part.refuse(strategy, run)
         if checkpoint is None:  # A resumed run does not wait for members that are gone.
             wait_for_nodes(grid, loaded.config.num_clients, NODE_TIMEOUT, KEY)
-        # Nodes are asked who they are before the strategy starts.
+        # Real nodes say who they are, and check themselves, before the strategy starts.
         ask_members(grid, run, strategy.nodes)
         recorder = RunRecorder(run, strategy, checkpoints, on_row)
         _run_rounds(grid, run, recorder, callbacks)
@@ -133,7 +136,10 @@ def run_federation(
 
 
 def why_nobody_attacks(config: RunConfig) -> str:
-    """Return that a share of malicious clients rounds to nobody; empty: somebody is to attack."""
+    """Return a warning if the share of malicious clients rounds to no client; else an empty text.
+
+    It is empty, too, where no attack or a share of 0 is set.
+    """
     share = config.malicious_fraction
     attackers = malicious_partitions(config.num_clients, share, config.seed)
     if config.attack == "none" or not share or attackers:
@@ -142,7 +148,10 @@ def why_nobody_attacks(config: RunConfig) -> str:
 
 
 def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scalar]:
-    """Return all that can change a result: settings, the data, and the code beside the library."""
+    """Return all that can change a result: settings, data, and code from outside this package.
+
+    A checkpoint belongs to one identity: a run with another one cannot go on from it.
+    """
     identity = {**loaded.config.identity(), "data": loaded.fingerprint}
     for name, digest in modules_of(loaded.config, task).items():
         identity[f"code of {name}"] = digest[:12]
@@ -150,7 +159,7 @@ def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scala
 
 
 def _run_id(checkpoint: Checkpoint | None) -> str:
-    """Return the id under which members know the run: a new one unless it goes on."""
+    """Return the id under which members know the run; a resumed run keeps the checkpoint's."""
     earlier = None
     if checkpoint is not None:
         earlier = checkpoint.records.get(RUN_ID)
@@ -158,7 +167,7 @@ def _run_id(checkpoint: Checkpoint | None) -> str:
 
 
 def _wired(grid: Grid, run: RunContext) -> Grid:
-    """Return the way to the clients through every part's wires, screened at its end."""
+    """Return the way to the clients through the wires of all parts, with replies screened last."""
     for built in run.built:
         for wire in built.wires:
             grid = wire(grid)
@@ -171,13 +180,14 @@ def _run_rounds(
     recorder: RunRecorder,
     callbacks: Sequence[Callback],
 ) -> None:
-    """Begin or go on, run what rounds are left, and finish the records."""
+    """Begin or resume the run, run the rounds that are left, and finish the records."""
     strategy = recorder.strategy
     arrays = model_arrays(run.loaded.model)
     _require_space(run, model_bytes=sum(len(array.data) for array in arrays.values()))
     if run.checkpoint is not None:
         arrays = recorder.restore(run.checkpoint, grid)
-    # Evaluation may take a model back: the recorder is the first to look at it.
+    # The recorder comes first: its evaluation may take a model back, and later callbacks are to
+    # look at the model that stays.
     strategy.callbacks += [recorder, *run.callbacks, *callbacks]
     try:
         result = strategy.start(
@@ -197,14 +207,14 @@ def _run_rounds(
 
 def _require_space(run: RunContext, model_bytes: int) -> None:
     """Raise ConfigError if the disk has too little room for what the run will write."""
-    copies = 1  # model.pt
+    copies = 1  # For model.pt.
     if run.config.checkpoint_every:
-        copies += 6  # Two checkpoints, and a third while it is written, of two models each.
+        copies += 6  # For two checkpoints, and a third while it is written, of two models each.
     copies += sum(built.copies for built in run.built)
     needed = copies * model_bytes + 2**20  # A mebibyte for tables, report and pictures.
     free = shutil.disk_usage(run.folder.path).free
     if free < needed:
-        # Rounded away from each other: two that are near would read as room enough.
+        # Rounded down and up: two figures that are close could else read as if there was room.
         free_mib = math.floor(10 * free / 2**20) / 10
         needed_mib = math.ceil(10 * needed / 2**20) / 10
         raise ConfigError(

@@ -13,7 +13,7 @@ from fedif_flower.run.rows import Line
 from fedif_flower.tasks.task import Metric
 
 _LARGEST = sys.float_info.max
-# An evaluation has one of these at least.
+# Every evaluation gives a value for at least one of these columns.
 _SEEN = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 
 
@@ -22,12 +22,25 @@ def summarize(
 ) -> dict[str, Any]:
     """Return a run's result in a few figures, from the lines of its tables.
 
-    ``malicious_weight_share`` is the share of all aggregation weight that went to malicious
-    clients; ``detection_auc`` the area under the ROC curve of "low weight score means malicious"
-    over the clients that took part, with each client's last weight score. Either is ``None``
-    where it is not defined, and so is ``attack_success``: after the last round, the share of test
-    images with a backdoor's trigger that get its target class. ``metrics`` has the figures of a
-    task's own metrics, and of the loss where there is no accuracy.
+    These figures are ``None`` where they are not defined:
+
+    - ``malicious_weight_share``: the share of all aggregation weight that went to malicious
+      clients;
+    - ``detection_auc``: the area under the ROC curve of "a low weight score means malicious" over
+      the clients that took part, by each client's last weight score;
+    - ``attack_success``: at the last evaluation, the share of test images with a backdoor's trigger
+      that get its target class.
+
+    ``metrics`` has the figures of a task's own metrics, and of the loss if there is no accuracy.
+
+    Parameters
+    ----------
+    rounds : sequence of mapping
+        The lines of ``rounds.csv``.
+    clients : sequence of mapping
+        The lines of ``clients.csv``.
+    metrics : sequence of Metric
+        The task's own metrics.
     """
     trained = [row for row in rounds if row["round"]]
     tested = [row for row in trained if row.get("test_accuracy") is not None]
@@ -61,7 +74,7 @@ def summarize(
 
 
 def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a completed run must not hide; nothing where all went well."""
+    """Return what a completed run must not hide, as name and value; empty if all went well."""
     shown = []
     num_failed = summary.get("failed_rounds")
     if num_failed:
@@ -79,7 +92,7 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def as_json_has_it(figures: Any) -> Any:
-    """Return figures with ``None`` for each that is NaN or infinite: JSON has no word for those."""
+    """Return figures with ``None`` in place of NaN and infinity, which JSON cannot express."""
     if isinstance(figures, Mapping):
         return {name: as_json_has_it(figure) for name, figure in figures.items()}
     if isinstance(figures, list | tuple):
@@ -91,7 +104,7 @@ def as_json_has_it(figures: Any) -> Any:
 
 def best_of(values: Iterable[float], *, higher_is_better: bool) -> float | None:
     """Return the best value; ``None``: there is none. NaN, which a metric may be, is no value."""
-    # Of NaN and another number, the one that comes first would be the largest and the smallest.
+    # max() and min() would return whichever of NaN and another number comes first.
     numbers = [value for value in values if not math.isnan(value)]
     if higher_is_better:
         return max(numbers, default=None)
@@ -99,9 +112,9 @@ def best_of(values: Iterable[float], *, higher_is_better: bool) -> float | None:
 
 
 def of_last_ten(lines: Sequence[Line], name: str) -> list[Any]:
-    """Return what a column has of the last ten rounds, not all of which need to be evaluated.
+    """Return a column's values in the last ten rounds; a round without a value is left out.
 
-    The last round is the last one that has a value.
+    The ten rounds end with the last round that has a value.
     """
     values = {}
     for line in lines:
@@ -114,45 +127,50 @@ def of_last_ten(lines: Sequence[Line], name: str) -> list[Any]:
 def detection_auc(clients: Iterable[Line]) -> float | None:
     """Return how well low weight scores tell malicious clients from honest ones, in [0, 1].
 
-    NaN, as the cosine with an update of zeros may be, is no score; an infinite one is the largest
-    or the smallest.
+    Each client's last score counts. NaN is no score: a cosine with an update of zeros may be NaN.
+    An infinite score counts as the largest or the smallest number.
     """
     latest: dict[int, Line] = {}
     for row in clients:
         if row["weight_score"] is not None and not math.isnan(row["weight_score"]):
             latest[row["client_id"]] = row
     malicious = [bool(row["malicious"]) for row in latest.values()]
-    # scikit-learn takes finite numbers alone.
+    # scikit-learn accepts finite numbers only.
     scores = [min(max(row["weight_score"], -_LARGEST), _LARGEST) for row in latest.values()]
     return auc_of_low(scores, malicious)
 
 
 def auc_of_low(values: Sequence[float], is_marked: Sequence[bool]) -> float | None:
-    """Return how well low values point to those that are marked, in [0, 1]: the area under the ROC.
+    """Return the area under the ROC curve of "a low value means marked", in [0, 1].
 
     Parameters
     ----------
     values : sequence of float
         Finite numbers.
     is_marked : sequence of bool
-        For each of them. ``None`` is returned where all are marked, or none is.
+        For each value, whether it is marked.
+
+    Returns
+    -------
+    float, optional
+        ``None``: all values are marked, or none is.
     """
     if len(set(is_marked)) < 2:
         return None
-    # Imported here: it takes a second, which clients and command lines should not have to wait for.
+    # Imported here: the import takes a second, for which clients and commands should not wait.
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(is_marked, [-value for value in values]))
 
 
 def _last_evaluated(rounds: Sequence[Line]) -> int | None:
-    """Return the last round whose model was evaluated, which figures are of; ``None``: none was."""
+    """Return the last round whose model was evaluated; ``None``: none was."""
     evaluated = [row["round"] for row in rounds if _was_evaluated(row)]
     return max(evaluated, default=None)
 
 
 def _was_evaluated(row: Line) -> bool:
-    """Tell whether a round's model was measured on a split."""
+    """Whether a round's model was measured on the test or the validation split."""
     return any(row.get(name) is not None for name in _SEEN)
 
 
@@ -170,7 +188,10 @@ def _malicious_weight_share(clients: Sequence[Line]) -> float | None:
 def _metrics(
     trained: Sequence[Line], metrics: Sequence[Metric], *, with_loss: bool
 ) -> dict[str, Any]:
-    """Return the figures of a task's metrics by name; nothing where accuracy says it all."""
+    """Return ``{"metrics": ...}`` with the figures of a task's metrics by name, or an empty dict.
+
+    With ``with_loss``, the loss is one of the metrics.
+    """
     by_name = {}
     for metric in metrics:
         figures = _metric_figures(trained, metric.key, higher_is_better=metric.higher_is_better)
@@ -186,7 +207,7 @@ def _metrics(
 
 
 def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool) -> dict[str, Any]:
-    """Return a metric's figures, ``None`` of a split without a value; nothing without any."""
+    """Return a metric's figures, ``None`` for a split without values; empty if neither has any."""
     test = _column(trained, f"test_{key}")
     validation = _column(trained, f"validation_{key}")
     if not test and not validation:
@@ -201,7 +222,7 @@ def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:
-    """Return what there is in a column."""
+    """Return the values of a column, without missing ones."""
     return [line[name] for line in lines if line.get(name) is not None]
 
 

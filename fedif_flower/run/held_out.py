@@ -1,7 +1,7 @@
-"""A run's held-out set, examined before anybody is asked, and the loss corrected for what is found.
+"""A run's held-out set is examined before round 1, and its loss corrected for wrong labels.
 
-The share of wrong labels is fixed before the first round: it is in ``provenance.json`` and in
-checkpoints, and a run that goes on, or is replayed, has the same.
+The share of wrong labels is fixed before the first round and written to ``provenance.json`` and
+checkpoints, so that a run that is resumed or replayed has the same share.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.label_noise import is_noise
 
-WITNESS = "validation_contradicted"  # In rounds.csv: how many labels a model contradicts.
-# Of the last model, beyond what the loss is corrected for. A model is overconfident on hard data,
-# and whoever poisons it moves this: so it takes more than an estimate from the set alone.
+WITNESS = "validation_contradicted"  # In rounds.csv: the share of labels that a model contradicts.
+# The largest share of labels that the last model may contradict, beyond the share that the loss is
+# corrected for. It is generous: a model is overconfident on hard data, and attackers who poison the
+# model move the share.
 MOST_CONTRADICTED = 0.25
 logger = logging.getLogger(__name__)
 
 
 class ExaminedHeldOut(RunPart):
-    """``validation.vet`` and ``validation.noise``: the held-out set has to earn its place."""
+    """``validation.vet`` and ``validation.noise``: examine the held-out set, correct its loss."""
 
     settings = ValidationSettings
 
     def build(self, run: RunContext) -> Built:
-        """Return the task with the corrected loss, and what says so in the records."""
+        """Return the task with the corrected loss, and what the records say about it."""
         config = run.config
         held_out, correction = self._examine(run)
         loaded, record = corrected_task(run.loaded, correction, held_out)
@@ -65,7 +66,7 @@ class ExaminedHeldOut(RunPart):
         for remark in remarks:
             logger.log(level, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
-            remarks = []  # The log has said it: a report on no classes need not.
+            remarks = []  # The task has no classes: that the remarks are in the log is enough.
         witness = Witness(
             run.loaded.validation,
             run.folder,
@@ -73,7 +74,7 @@ class ExaminedHeldOut(RunPart):
             every=config.eval_every,
             last_round=config.num_server_rounds,
         )
-        # Suspects have a table of their own.
+        # The suspects are in a table of their own, held_out.csv.
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
             callbacks=[witness],
@@ -85,7 +86,7 @@ class ExaminedHeldOut(RunPart):
         )
 
     def _examine(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
-        """Return the examination, and for which wrong labels the loss is corrected."""
+        """Return the examination and the correction; a resumed run has those of its checkpoint."""
         if run.checkpoint is not None:
             record = run.checkpoint.records.get(HELD_OUT_KEY, {})
             return recorded_examination(record), Correction.of_record(record)
@@ -99,10 +100,19 @@ class ExaminedHeldOut(RunPart):
 def examine(
     loaded: LoadedTask, seconds: float, way: Way | None = None, *, is_in_test: bool = False
 ) -> HeldOut:
-    """Examine a task's validation split; the model is the task's own, untrained.
+    """Examine a task's validation split, with models of the task that start untrained.
 
-    ``way``: see :func:`~fedif_flower.valuation.examination.vet`. ``is_in_test``: it is part of the
-    test split, in which no copies are looked for then.
+    Parameters
+    ----------
+    loaded : LoadedTask
+        The task with its data.
+    seconds : float
+        How long the estimate of wrong labels may take.
+    way : Way, optional
+        As :func:`~fedif_flower.valuation.examination.vet` takes it.
+    is_in_test : bool
+        Whether the validation split is a part of the test split: no copies of its examples are
+        looked for there then.
     """
     test: Validation | None = loaded.test
     if is_in_test:
@@ -118,21 +128,21 @@ def examine(
 
 
 def classes_of(held_out: HeldOut | None) -> HeldOutClasses:
-    """Return the classes that a set which was examined can hardly value."""
+    """Return the classes with no or few held-out examples, by an examination; else no classes."""
     if held_out is None:
         return HeldOutClasses()
     return HeldOutClasses.of(held_out.missing, held_out.rare)
 
 
 def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    """Return the share of labels that the last model that was asked contradicts.
+    """Return the share of labels that a run's last measured model contradicts; ``None``: unknown.
 
     Parameters
     ----------
     lines : sequence of mapping
-        Of ``rounds.csv``, in the order of the rounds.
+        The lines of ``rounds.csv``, in the order of the rounds.
     column : str
-        Of the data, see :func:`~fedif_flower.run.secret_validation.witness_of`.
+        The column for the data, see :func:`~fedif_flower.run.secret_validation.witness_of`.
     """
     for line in reversed(lines):
         share = line.get(column)
@@ -142,40 +152,41 @@ def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float 
 
 
 class KeptHeldOut(Kept):
-    """Has what was found in checkpoints."""
+    """The record of the examination and the correction in checkpoints."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self._record = dict(record)
 
     def memory(self, last_round: int) -> dict[str, Any]:  # noqa: ARG002
-        """Return what was found before the first round."""
+        """Return the record, which does not change after the first round."""
         return self._record
 
     def restore(
         self, lines: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None, last_round: int
     ) -> None:
-        """Do nothing: it was read before the strategy was made."""
+        """Do nothing: the record was read from the checkpoint before the strategy was made."""
 
 
 class Witness(Callback):
-    """Tells by round how many held-out labels the global model is sure are others.
+    """Measures in each round the share of held-out labels that the global model contradicts.
 
-    It decides nothing: whoever poisons the model moves it.
+    A model contradicts a label if it gives other classes a probability above 0.9. The run decides
+    nothing by the share, since attackers who poison the model can move it.
 
     Parameters
     ----------
     validation : Validation
         The held-out set.
     folder : RunFolder
-        The run's; the suspects of an examination are written there.
+        The run's folder, where the suspects that an examination found are written.
     held_out : HeldOut, optional
         What the examination found.
     every : int
-        Rounds from one look to the next, >= 1.
+        Rounds from one measurement to the next, >= 1.
     last_round : int
-        The run's: its model is looked at in any case.
+        The run's last round, whose model is measured in any case.
     column : str
-        Under which name it tells the share.
+        The name of the share in ``rounds.csv``.
     """
 
     def __init__(
@@ -196,20 +207,20 @@ class Witness(Callback):
         self._last_round = last_round
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Write the suspects, if there are any."""
+        """Write the examples whose labels look wrong, if there are any."""
         if self._held_out is not None and self._held_out.suspects:
             self._folder.held_out.begin()
             self._folder.held_out.append([vars(suspect) for suspect in self._held_out.suspects])
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the share that a round's model contradicts."""
+        """Return the share of labels that a round's model contradicts, by column, if it is due."""
         is_due = server_round % self._every == 0 or server_round == self._last_round
         if not is_due or "accuracy" not in self._validation.metrics:
             return {}
         try:
             vectors = model.vectors
             share = contradicted_share(self._validation, vectors.params, model.named_buffers)
-        except Exception:  # Out of the user's model: the evaluation says what is wrong with it.
+        except Exception:  # The user's model may raise anything. The evaluation logs such an error.
             return {}
         if share is None:
             return {}

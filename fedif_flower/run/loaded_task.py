@@ -1,4 +1,4 @@
-"""A run's task with its initial model, its validation and its test split, loaded and tried."""
+"""A run's task with its initial model, validation split and test split, loaded and checked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,22 @@ from fedif_flower.valuation import Validation
 class LoadedTask:
     """A task with the initial model and the held-out data of one run.
 
-    ``validation_data`` are transformed; ``triggered`` are test examples with a backdoor's trigger.
+    Attributes
+    ----------
+    config : RunConfig
+        The run's settings; ``"auto"`` is resolved.
+    task : Task
+        The task.
+    model : torch.nn.Module
+        The initial model.
+    validation, test : Validation
+        The validation and the test split, with the model and the task's loss.
+    validation_data : Tensor, mapping, tuple or other data
+        The validation split as the task transforms it.
+    triggered : Validation, optional
+        The test examples with a backdoor's trigger; ``None``: the attack is no backdoor.
+    fingerprint : str
+        A text that changes whenever the task's data do.
     """
 
     config: RunConfig
@@ -47,9 +62,9 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
     Parameters
     ----------
     config : RunConfig
-        The run.
+        The run's settings.
     task : Task, optional
-        An app's own; else the one that the run config names.
+        The app's own task; ``None``: the run config names one.
 
     Raises
     ------
@@ -57,7 +72,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
         If the data cannot be read, or data, model, loss, attack and number of clients do not fit
         each other.
     """
-    config = settled(config.completed())  # An import error shows before anything is loaded.
+    config = settled(config.completed())  # Imports first: an error shows before data are loaded.
     if task is not None:
         settings = config.settings_of("task")
         if settings:
@@ -97,18 +112,18 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
 def triggered_test(
     acting: Behaviour, task: Task, test_data: Data, model: torch.nn.Module, device: str
 ) -> Validation | None:
-    """Return the test split's examples with the trigger, labelled with the target.
+    """Return the test split's examples with a backdoor's trigger, labelled with its target.
 
-    ``None`` where the run's attack is no backdoor. A model's accuracy there is the attack's success
-    rate.
+    A model's accuracy on them is the attack's success rate. ``None``: the run's attack, ``acting``,
+    is no backdoor.
 
     Raises
     ------
     ConfigError
-        If the target is no class.
+        If the backdoor's target is not one of the classes.
     DataError
-        If the test split is no pair of tensors such as the attack needs, or none of its examples
-        can have the trigger.
+        If the test split is not a pair of tensors that the attack can change, or none of its
+        examples can have the trigger.
     """
     if not isinstance(acting, Backdoor):
         return None
@@ -127,7 +142,10 @@ def triggered_test(
 def _held_out(
     task: Task, model: torch.nn.Module, split: str, data: Data, config: RunConfig
 ) -> Validation:
-    """Return one of the server's splits with the model; whatever is wrong names task and split."""
+    """Return one of the server's splits with the model and the task's loss.
+
+    Every error names the task and the split.
+    """
     measures = {metric.key: metric.function for metric in task.metrics}
     score = None
     if task.metrics:
@@ -147,21 +165,21 @@ def _held_out(
         raise ConfigError(f"task {task.name!r}: {split}: {error}") from error
     except FedIFError as error:
         raise DataError(f"task {task.name!r}: {split}: {error}") from error
-    except Exception as error:  # out of the user's Dataset
+    except Exception as error:  # The user's Dataset may raise anything.
         raise DataError(
             f"task {task.name!r}: {split} cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
 def _score(metric: Metric) -> Any:
-    """Return a metric as coalitions are judged by it: higher is better."""
+    """Return a metric as a score of which higher is better: where lower is, its negative."""
     if metric.higher_is_better:
         return metric.function
     return lambda *judged: -torch.as_tensor(metric.function(*judged))
 
 
 def tensors_in(data: Data) -> Iterator[Tensor]:
-    """Yield the tensors of data of any form, in their order."""
+    """Yield the tensors in data of any form, in their order."""
     if isinstance(data, Tensor | Mapping | tuple):
         yield from tensors_of(data)
     else:
@@ -180,12 +198,12 @@ def fingerprint(config: RunConfig, task: Task | None = None) -> str:
     task = task or build_task(config)
     if task.fingerprint:
         return task.fingerprint
-    # Read anew each time: what a function returns may have changed meanwhile.
+    # Read anew each time: a task's function may return other data than before.
     return tensors_hash(_held_out_tensors(task, site_of(config)))[:24]
 
 
 def site_of(config: RunConfig) -> Site:
-    """Return the server's site: the seed, and where its data lie."""
+    """Return the server's site: the seed, and the folder of its data if one is set."""
     if not config.data_dir:
         return Site(config.seed, None)
     return Site(config.seed, Path(config.data_dir).expanduser())

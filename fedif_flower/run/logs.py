@@ -1,8 +1,8 @@
-"""Where the package's log goes: the doors show it on standard error.
+"""Where the package's log goes: the entry points (apps and commands) show it on standard error.
 
-Every module logs to a child of one logger, ``fedif_flower``. The library configures nothing: in a
-notebook or a program of the user's own, Python prints its warnings, and a logging configuration
-of theirs applies as to any other package.
+Every module logs to a child of one logger, ``fedif_flower``. Importing the library configures no
+logging: in a user's own program, Python prints the library's warnings, and the user's logging
+configuration applies to it as to any other package.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FORMATS = ("text", "json")
 FORMAT_VARIABLE = "FEDIF_LOG_FORMAT"
 _TEXT = "fedif %(levelname)s: %(message)s"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
-# What lines of JSON say beside their message: the run and the round.
+# What lines of JSON have beside their message, in this thread: the run and the round.
 _CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("context", default=_NOTHING)
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes one line of JSON in ASCII of a record, control characters escaped.
+    """Formats a record as one line of JSON in ASCII; control characters are escaped.
 
-    Its keys are ``time`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``, ``run`` and
+    The keys are ``time`` (UTC, ISO 8601), ``level``, ``logger`` and ``message``; also ``run`` and
     ``round`` where they are known, and ``exception`` where there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a record as a line."""
+        """Return a record as a line of JSON."""
         when = datetime.fromtimestamp(record.created, UTC)
         line = {
             "time": when.isoformat(timespec="milliseconds"),
@@ -51,10 +51,10 @@ class JsonFormatter(logging.Formatter):
 
 
 class DoorHandler(logging.Handler):
-    """Prints records to what standard error is at that moment.
+    """Prints records to what ``sys.stderr`` is at that moment.
 
-    A progress bar and Flower's log upload put something else in place of ``sys.stderr`` for a
-    while; a handler that kept the first one would write past them.
+    A progress bar and Flower's log upload replace ``sys.stderr`` for a while. A handler that kept
+    the first stream would write past the replacement.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -62,22 +62,23 @@ class DoorHandler(logging.Handler):
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except Exception:  # as every handler of Python: logging never ends a program
+        except Exception:  # As in every handler of Python: logging must not end a program.
             self.handleError(record)
 
 
 def show_logs(log_format: str = "") -> None:
-    """Show what the package logs, information and worse.
+    """Show what the package logs on standard error, from the level INFO on.
 
     Parameters
     ----------
     log_format : {"", "text", "json"}
-        How a line looks, unless the environment's ``FEDIF_LOG_FORMAT`` says so. Empty: as it is.
+        The form of a line; the environment variable ``FEDIF_LOG_FORMAT`` overrides it. Empty: the
+        form stays as it is, at first text.
 
     Raises
     ------
     ConfigError
-        If that variable is neither ``text`` nor ``json``.
+        If the variable is set to anything but ``text`` or ``json``.
     """
     from_environment = os.environ.get(FORMAT_VARIABLE, "")
     require(
@@ -94,7 +95,7 @@ def show_logs(log_format: str = "") -> None:
 
 
 def _handler_of(logger: logging.Logger) -> DoorHandler:
-    """Return the logger's own handler, which is added by the first call."""
+    """Return the handler that prints a logger's records; the first call adds it."""
     for handler in logger.handlers:
         if isinstance(handler, DoorHandler):
             return handler
@@ -106,7 +107,7 @@ def _handler_of(logger: logging.Logger) -> DoorHandler:
 
 @contextmanager
 def about(**words: object) -> Iterator[None]:
-    """Let what this thread logs within say what it is about: ``run``, ``round``."""
+    """Add words such as ``run`` and ``round`` to what this thread logs in the ``with`` block."""
     token = _CONTEXT.set({**_CONTEXT.get(), **words})
     try:
         yield
@@ -115,5 +116,5 @@ def about(**words: object) -> Iterator[None]:
 
 
 def note(**words: object) -> None:
-    """Let what this thread logs from now on, within :func:`about`, say this as well."""
+    """Add words to what this thread logs from now on, until the block of :func:`about` ends."""
     _CONTEXT.set({**_CONTEXT.get(), **words})

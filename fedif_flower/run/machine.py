@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-MPS = "MPS"  # What a GPU of Apple is called, which has no name of its own.
+MPS = "MPS"  # PyTorch knows no name of an Apple GPU; this stands for it.
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Return versions and hardware, without which no figure of speed says anything."""
+    """Return versions and hardware, without which figures of speed mean nothing."""
     gpu = None
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_name(0)

@@ -21,17 +21,18 @@ class Member:
     name : str
         What the operator calls it; empty: nothing.
     accepted, refused, failed, away : int
-        Its rounds, by what became of its reply; away: none came, or its registration had ended. One
-        that may yet come is in none of them.
+        The number of its requests by what became of the reply. ``away``: no reply came, or the
+        member's registration had ended. A reply that may yet come is in none of the four.
     contribution : float, optional
         By how much its updates lowered the validation loss (in nats for a cross-entropy), where the
         run attributed contributions.
     low, high : float, optional
-        The ends of its 95 % interval; :attr:`Run.interval` says what it is about.
+        The ends of the contribution's 95 % interval;
+        :attr:`Run.interval <fedif_flower.run.results.Run>` says over what it varies.
     weight_score : float, optional
-        Omega after its last round, where the strategy has one.
+        Its weight score Omega after its last round, where the strategy has one.
     weight : float
-        The sum of its aggregation weights.
+        The sum of its aggregation weights over the rounds.
     malicious : bool
         Whether it is known to misbehave.
     """
@@ -52,12 +53,15 @@ class Member:
 
     @property
     def label(self) -> str:
-        """How a table calls it."""
+        """What a table calls it."""
         return called(self.client_id, self.partition_id, self.name)
 
 
 def sort_key(member: Member, column: str) -> tuple[Any, ...]:
-    """Return what members are sorted by: the largest value of a column first, none or NaN last."""
+    """Return the sort key of a member by a column: the largest value first, none or NaN last.
+
+    By ``"name"``, members are in the order of their labels.
+    """
     if column == "name":
         return _natural_order(member.label), member.client_id
     value = getattr(member, column)
@@ -67,9 +71,9 @@ def sort_key(member: Member, column: str) -> tuple[Any, ...]:
 
 
 def _natural_order(text: str) -> tuple[str | int, ...]:
-    """Return what texts are sorted by so that client 2 comes before client 10."""
+    """Return a sort key for texts by which client 2 comes before client 10."""
     parts: list[str | int] = []
-    for part in re.split(r"([0-9]+)", text):  # Texts at even places, numbers at odd ones.
+    for part in re.split(r"([0-9]+)", text):  # Words at even places, numbers at odd places.
         is_number = len(parts) % 2 == 1
         parts.append(int(part) if is_number else part)
     return tuple(parts)
