@@ -1,18 +1,19 @@
-r"""What each member contributed over a run, and what it is due: numbers in, numbers out.
+r"""A run's account: what each member contributed, and which share of the gain it is due.
 
-A member's contribution is the sum of its rounds' contributions in nats of validation loss. It is
-credited with what of it lies within bounds (:mod:`fedif_flower.attribution.credit`). Its share of
-what was gained is
+A member's contribution :math:`c_i` is the sum of its contributions to the rounds that count, in
+nats of validation loss. Its credit :math:`\hat c_i \le c_i` is the part of the contribution that
+lies within bounds (:mod:`fedif_flower.attribution.credit`). Its share of what was gained is
 
 .. math:: s_i = \frac{\max(\hat c_i, 0)}{\max\big(\sum_j \max(\hat c_j, 0), \sum_j c_j\big)}
 
-with :math:`c_i` the contributions and :math:`\hat c_i \le c_i` what is credited of them, so that a
-negative one is shown as such and paid 0. What the model gained beyond all credits is paid to
-nobody. The sum of positive contributions would be no better whole: two members whose updates cancel
-could raise it at will, and take everybody's pay. Rounds whose remainders keep the contributions
-from adding up are left out and named, each with its whole event: a harm and the recovery from it
-both count, or neither (see :func:`~fedif_consortium.statement.shares.left_out_rounds`). A run that
-ends with no lower loss than it began with gives no shares, nor does one of which no round is left.
+A member with a negative contribution is shown with it, and is paid 0. What the model gained beyond
+all credits is paid to nobody. The denominator has the sum of all contributions, not of the positive
+ones alone: two members whose updates cancel could raise that sum at will, and take everybody's pay.
+
+Rounds whose remainders keep the contributions from adding up are left out and named. Each of them
+is left out with its whole event: a harm and the recovery from it both count, or neither (see
+:func:`~fedif_consortium.statement.shares.left_out_rounds`). A run gives no shares if its loss ends
+no lower than it began, or if no round is left.
 """
 
 from __future__ import annotations
@@ -67,69 +68,71 @@ from fedif_flower.attribution.gain import first_and_last_loss
 from fedif_flower.attribution.intervals import MIN_ROUNDS
 from fedif_flower.run.completeness import Completeness
 
-DECISIVE = 0.5  # Of what all rounds together moved.
+# A round is decisive if it gained more than this part of what all rounds moved the loss, up or
+# down: more than all others together, that is.
+DECISIVE = 0.5
 
 
 @dataclass(frozen=True)
 class Account:
-    """A run's gain, in nats of validation loss, and its members', the highest first.
+    """What a run and each of its members gained, in nats of validation loss, and who is paid what.
 
     Attributes
     ----------
     rounds : int
-        How many there are from ``first_round`` on, those ``left_out`` included.
+        The number of rounds from ``first_round`` on, those in ``left_out`` included.
     loss_before : float, optional
-        The first finite loss; ``None``: there is none.
+        The first finite loss from there on; ``None``: there is none.
     loss_after : float, optional
-        The one that the run ended with; ``None``: it is not finite.
+        The loss at the end of the run; ``None``: it is not finite.
     decrease : float, optional
-        By how much the loss fell between these ends; ``None`` without them. It is the sum of
-        ``attributed``, ``remainder`` and ``left_out_decrease``.
+        How much the loss fell from ``loss_before`` to ``loss_after``; ``None`` without them. It is
+        the sum of ``attributed``, ``remainder`` and ``left_out_decrease``.
     attributed : float
-        What the members' contributions add up to.
+        The sum of the members' contributions to the rounds that count.
     remainder : float
-        What is nobody's.
+        The part of these rounds' falls that no contribution explains.
     left_out_decrease : float
-        By how much the rounds left out lowered the loss on balance.
+        How much the rounds left out lowered the loss on balance.
     budget_cents : int, optional
-        What is shared out; ``None``: nothing is.
+        The amount that is shared out, in cents; ``None``: none is.
     first_round : int
         The first round that counts.
     left_out : tuple of int
-        Which of these rounds count for nobody (see :func:`left_out_rounds`).
+        The later rounds that count for nobody (see :func:`left_out_rounds`).
     decisive_round : int, optional
-        The one that gained more than all others together moved the loss, where there is one.
+        The round that gained more than all others together moved the loss; ``None``: no round did.
     decisive : float
-        What it gained; 0 where there is none.
+        What the decisive round gained; 0 if there is none.
     nobody_share : float
-        The share that lies beyond the bounds: nobody is paid it.
+        The share of the gain beyond all credits, which nobody is paid.
     nobody_cents : int, optional
-        Its part of the budget.
+        The part of the budget that belongs to ``nobody_share``.
     unpaid : str
-        Why nobody has a share; empty where shares hold.
+        Why nobody has a share; empty: members have shares.
     completeness : Completeness
-        That of the whole run, whichever rounds count.
+        The completeness of the whole run, whichever rounds count.
     about : str
-        What the intervals are about; empty: there are none.
+        What could have been different, as the intervals assume; empty: there are no intervals.
     pay_by : {"sum", "draw"}
-        What shares are of: sums over rounds, or means per draw.
+        Whether shares are computed from sums over rounds, or from means per draw.
     ties : {"apart", "alike"}
         Whether members that are not told apart are paid alike.
     is_drawn : bool
-        Whether some members were drawn in other rounds than others.
+        Whether members were drawn in different rounds.
     never_drawn : tuple of str
-        Who was drawn in no round.
+        The names of members that were drawn in no round.
     groups : tuple of tuple of int
-        The client ids of those who are not told apart (see
+        Groups of members that are not told apart, by client id (see
         :mod:`~fedif_consortium.statement.luck`).
     held_out : HeldOutAccount
         Whether the held-out set is one to pay by.
     mix : ClassMix, optional
-        Up to which other mix of its classes shares have intervals, if they have.
+        The mixes of classes for which shares have intervals; ``None``: they have no such intervals.
     names : mapping of int to str
         What the operator calls members, by client id.
     members : tuple of MemberAccount
-        The highest contribution first.
+        The members, the highest contribution first.
     """
 
     rounds: int
@@ -161,12 +164,16 @@ class Account:
 
     @property
     def last_round(self) -> int:
-        """The last of the rounds that count."""
+        """The number of the run's last round."""
         return self.first_round + self.rounds - 1
 
     @property
     def widest_share(self) -> float | None:
-        """How far a share may lie from its own at most, with another held-out set."""
+        """How far any member's share could have come out from its own, with another held-out set.
+
+        It is the largest distance from a share to an end of its interval. ``None``: shares have no
+        intervals about another held-out set.
+        """
         widths = []
         for member in self.members:
             if not member.share_intervals:
@@ -180,7 +187,7 @@ class Account:
 
 @dataclass(frozen=True)
 class _Counted:
-    """The rounds that count, and what members did in them, in the members' order.
+    """The rounds that count, and the members' figures in them, in the members' order.
 
     Attributes
     ----------
@@ -189,13 +196,17 @@ class _Counted:
     used : RunRecords
         The same without the rounds ``left_out``.
     left_out : tuple of int
-        Rounds whose contributions do not add up.
+        Rounds that count for nobody, since they keep the contributions from adding up.
     pay_by : {"sum", "draw"}
-        What shares are of.
-    draws, totals, lucks
-        How often members were drawn, what they contributed, and how else it could have come out.
+        Whether shares are computed from sums over rounds, or from means per draw.
+    draws : Draws
+        How often members were drawn.
+    totals : Totals
+        What members contributed and are credited with.
+    lucks : Lucks
+        How else these figures could have come out.
     unpaid : str
-        Why nobody has a share; empty: shares hold.
+        Why nobody has a share; empty: members have shares.
     """
 
     since: RunRecords
@@ -210,7 +221,7 @@ class _Counted:
 
 @dataclass(frozen=True)
 class _Gain:
-    """What the model gained, under the names that the account has for it."""
+    """What the model gained; :class:`Account` has and describes the same attributes."""
 
     decrease: float | None
     attributed: float
@@ -222,10 +233,19 @@ class _Gain:
 
 @dataclass(frozen=True)
 class _Shares:
-    """Who gets which share of what was gained, in the members' order.
+    """The members' shares of what was gained, in the members' order.
 
-    ``earned`` are the shares before those who are not told apart are paid alike, ``paid`` after it.
-    ``cents`` have nobody's at their end; all are ``None`` where there is no budget.
+    Attributes
+    ----------
+    groups : list of list of int
+        Groups of members that are not told apart, by position.
+    earned, paid : list of Fraction
+        The shares before and after ties: with ``ties = "alike"``, the members of a group are paid
+        alike.
+    nobody : Fraction
+        The share that nobody is paid.
+    cents : sequence of int or None
+        The members' amounts, and behind them nobody's; all are ``None`` if there is no budget.
     """
 
     groups: list[list[int]]
@@ -249,22 +269,25 @@ def settle(
     Parameters
     ----------
     records : RunRecords
-        What the run left.
+        The records of the whole run.
     budget_cents : int, optional
-        What is shared out, in cents, >= 0; ``None``: nothing is.
+        The amount to share out, in cents, >= 0; ``None``: there is none.
     pay_by : {"sum", "draw"}
-        Whether shares are of credits, or of their means over the rounds a member was drawn in.
+        Whether shares are computed from sums of credits, or from their means over the rounds in
+        which a member was drawn.
     ties : {"apart", "alike"}
-        Whether members that are not told apart share equally what is theirs together.
+        With ``"alike"``, each group of members that are not told apart shares equally what is
+        theirs together.
     from_round : int
-        The rounds before this one count for nothing.
+        The first round that counts; earlier rounds count for nobody.
     accept_held_out : bool
-        Pay by a held-out set that is not to be paid by; the account says so.
+        Pay by the held-out set even if it is not to be paid by; the account then says so.
 
     Raises
     ------
     ConfigError
-        If there is no such round, or what the run says of its held-out set cannot be read.
+        If ``from_round`` is not a round at which counting may begin, or what the provenance says of
+        the held-out set cannot be read.
     """
     counted = _count(records, pay_by, from_round)
     shares = _shares(counted, ties, budget_cents)
@@ -301,7 +324,7 @@ def settle(
 
 
 def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
-    """Return the rounds that count, and what members did in them."""
+    """Return the rounds that count, and the members' figures in them."""
     since = records_from(records, from_round)
     left_out = left_out_rounds(since.rounds, since.taken_back)
     used = since.without(left_out)
@@ -321,16 +344,16 @@ def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
 
 
 def _gain(counted: _Counted) -> _Gain:
-    """Return what was gained."""
+    """Return what the model gained."""
     since = counted.since
     used = counted.used
-    # Between the ends of the run, whichever rounds count.
+    # The fall is the one between the ends of the run, with the rounds left out.
     fall = fall_of(since.rounds)
     decrease: float | None = None
     if math.isfinite(fall):
         decrease = fall
     left_out_decrease = 0.0
-    if counted.left_out:  # So there is a fall: without one, no round is left out.
+    if counted.left_out:  # Then the fall is finite: without a fall, no round is left out.
         left_out_decrease = fall - used.decrease
     attributed = [row.attributed for row in used.rounds]
     decisive_round: int | None = None
@@ -350,7 +373,7 @@ def _gain(counted: _Counted) -> _Gain:
 
 
 def _shares(counted: _Counted, ties: Ties, budget_cents: int | None) -> _Shares:
-    """Share out what was gained; what lies beyond the bounds is nobody's."""
+    """Return the members' shares of what was gained, and nobody's, and their amounts."""
     totals = counted.totals
     lucks = counted.lucks.of_worth
     earned = [NOTHING] * len(totals.worth)
@@ -373,7 +396,10 @@ def _shares(counted: _Counted, ties: Ties, budget_cents: int | None) -> _Shares:
 
 
 def _noise_ends(counted: _Counted) -> list[AtNoiseEnd]:
-    """Return what shares would be at both ends of the share of wrong labels, where that matters."""
+    """Return what shares would be at both ends of the interval of the share of wrong labels.
+
+    It is empty unless the loss is corrected for a share of wrong labels that has an interval.
+    """
     examined = read_examined(counted.used.provenance)
     if counted.unpaid or not examined.is_corrected_within_an_interval:
         return []
@@ -381,7 +407,7 @@ def _noise_ends(counted: _Counted) -> list[AtNoiseEnd]:
 
 
 def _standing(counted: _Counted, shares: _Shares, noise_ends: Sequence[AtNoiseEnd]) -> Standing:
-    """Return who is paid by what, for what could change the order."""
+    """Return the members' standing, by which it is judged what could change their order."""
     divisors = [1] * len(counted.draws.counts)
     if counted.pay_by == "draw":
         divisors = counted.draws.divisors
@@ -401,7 +427,7 @@ def _member_accounts(
     noise_ends: Sequence[AtNoiseEnd],
     intervals_of_mix: Sequence[tuple[float, float] | tuple[()]],
 ) -> list[MemberAccount]:
-    """Return what is said of each member, with its verdict, in the members' order."""
+    """Return each member's account with its verdict, in the members' order."""
     draws = counted.draws
     totals = counted.totals
     all_facts = member_facts(counted.used, counted.used.completeness().members)
@@ -439,13 +465,13 @@ def _member_accounts(
 
 
 def _places(worth: Sequence[Fraction]) -> list[int]:
-    """Return the place of each by what its share is of, from 1; equal ones have the same."""
+    """Return each member's place by ``worth``, from 1 for the highest; equal ones share a place."""
     values = np.array(worth, dtype=float)
     return [1 + int((values > value).sum()) for value in values]
 
 
 def _others_in_group(member: int, groups: Sequence[Sequence[int]]) -> int:
-    """Return how many others are in a member's group; 0 where it is in none."""
+    """Return how many others are in a member's group; 0 if it is in none."""
     for group in groups:
         if member in group:
             return len(group) - 1
@@ -453,7 +479,7 @@ def _others_in_group(member: int, groups: Sequence[Sequence[int]]) -> int:
 
 
 def _other_rounds(records: RunRecords) -> Sequence[float | None]:
-    """Return each member's contribution without the decisive round, where there is one."""
+    """Return each member's contribution without the decisive round; ``None`` if there is none."""
     decisive = decisive_row([row.attributed for row in records.rounds])
     if decisive is None:
         return [None] * len(records.members)
@@ -462,7 +488,10 @@ def _other_rounds(records: RunRecords) -> Sequence[float | None]:
 
 
 def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float]:
-    """Return by how much each member raised the loss in rounds left out, in falls of the run."""
+    """Return how much each member raised the loss in the rounds left out, in multiples of the fall.
+
+    The fall is that of the loss between the ends of the run.
+    """
     if not left_out:
         return [0.0] * len(records.members)
     is_out = np.array([row.round in left_out for row in records.rounds])
@@ -472,7 +501,7 @@ def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float
 
 
 def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return what pages call some members, of whom some may be in no record but by name."""
+    """Return what pages call some members; of some, the records have nothing but a name."""
     names = labels(records)
     return tuple(names.get(client_id) or records.names[client_id] for client_id in client_ids)
 
@@ -480,16 +509,21 @@ def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]
 def _client_ids(
     records: RunRecords, groups: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of more than one member, by client ids in place of their positions."""
+    """Return the groups of more than one member, as client ids instead of positions."""
     client_ids = list(records.members)
     several = [group for group in groups if len(group) > 1]
     return tuple(tuple(client_ids[i] for i in group) for group in several)
 
 
 def decisive_row(attributed: Sequence[float]) -> int | None:
-    """Return which round gained more than all others together moved the loss, from 0.
+    """Return the index of the round that gained more than all others together moved the loss.
 
-    ``None``: no round did, or there are fewer than 5.
+    ``None``: no round did, or there are fewer than 5 rounds.
+
+    Parameters
+    ----------
+    attributed : sequence of float
+        The sum of contributions to each round.
     """
     if len(attributed) < MIN_ROUNDS:
         return None

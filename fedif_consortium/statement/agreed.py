@@ -1,4 +1,4 @@
-"""Whether a run's settings are those of the run config that its members agreed to."""
+"""The check that a run's settings are those of the run config that its members agreed to."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fedif_flower.settings import AUTO
 
 
 def check_run_config(run: RunFolder) -> Mapping[str, Any]:
-    """Return the settings that members agreed to; of a run that counts no attempts, all.
+    """Check a run's settings against what its members agreed to; return the agreed settings.
 
-    ``config.json`` has to follow from them: pages show by it what is credited. What the run config
-    leaves out has its default there.
+    Members agreed to a run config by its hash. Pages show what is credited by ``config.json``, so
+    that file has to follow from the run config; keys that the run config lacks have their defaults
+    there. If the run counts no attempts, nothing was agreed to, and all its settings are returned.
 
     Raises
     ------
     StatementError
-        Naming the file, and the key.
+        If a file is missing or contradicts the agreed run config; the message names file and key.
     """
     provenance = run.provenance.read()
     try:
@@ -44,9 +45,10 @@ def check_run_config(run: RunFolder) -> Mapping[str, Any]:
 
 
 def _require_agreed(file: str, settings: Mapping[str, Any], agreed: Mapping[str, Any]) -> None:
-    """Raise StatementError for a setting that is another one than members agreed to."""
+    """Raise StatementError for a setting that differs from what members agreed to."""
     defaults = fixed_defaults()
-    # The terms of a statement are told apart from what was agreed on.
+    # Not compared here: how the attempt began, and the terms of the statement, which verify()
+    # compares with the account.
     apart = {*HOW_IT_BEGINS, *StatementSettings.key_names()}
     for key, value in agreed.items():
         if key in apart or value == AUTO:
@@ -71,14 +73,14 @@ def _require_agreed(file: str, settings: Mapping[str, Any], agreed: Mapping[str,
 
 
 def _may_be_missing(key: str, value: Any, defaults: Mapping[str, Any]) -> bool:
-    """Tell whether a run's settings may lack what its run config has.
+    """Return whether a run's settings may lack a key of its run config.
 
-    ``flwr run`` sends all keys that an app lists, and a run takes over those of the sections that
-    it chose: an attack's are not there where there is another attack. A run begins only if those
-    of the others are off, or at their defaults.
+    ``flwr run`` sends all keys that an app lists. A run takes over the sections of what it chose,
+    and not those of another attack, for example. It begins only if the keys of the other sections
+    are off, or have their defaults.
     """
     if key in defaults and value == defaults[key]:
         return True
-    if "." not in key or key in own_defaults():  # Every run has it.
+    if "." not in key or key in own_defaults():  # Every run has such keys.
         return False
     return value in OFF

@@ -1,4 +1,4 @@
-"""A statement's files: made from a run's folder, hashed, signed, and put there whole."""
+"""Making a statement: its files follow from a run's records, are hashed, signed and written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ NAMES = "the members' names:"
 
 
 def _require_members(records: RunRecords, names: Mapping[int, str]) -> None:
-    """Raise ConfigError for names of who is none of a run's members: nobody would be called so."""
+    """Raise ConfigError if a name is that of a client id which the run does not know."""
     strangers = sorted(names.keys() - records.known_ids())
     if strangers:
         raise ConfigError(
@@ -73,7 +73,7 @@ def parse_budget(text: str) -> int:
     Raises
     ------
     ConfigError
-        If it is no amount, negative, or finer than a cent.
+        If ``text`` is no amount, is negative, or is finer than a cent.
     """
     is_amount = bool(text and re.fullmatch(AMOUNT, text))
     require(is_amount, "budget", text, "an amount such as 1000 or 1000.50")
@@ -82,21 +82,21 @@ def parse_budget(text: str) -> int:
 
 
 def load_signer(run_dir: Path, path: Path) -> Ed25519PrivateKey:
-    """Return the key that signs a run's statement: the one by which members know its operator.
+    """Return the key that signs a run's statement: the key by which members know the operator.
 
-    They were told of its rounds, and perhaps got a statement, under the key that the run had.
+    Members know it if they got receipts or an earlier statement of this run, which are signed.
 
     Parameters
     ----------
     run_dir : Path
         The run's folder.
     path : Path
-        The key's file. It is made if it is not there and members know no key yet.
+        The key's file. It is made if it is missing and members know no key yet.
 
     Raises
     ------
     ConfigError
-        Naming the key that members know, if it is another one.
+        If members know another key; the message has its fingerprint.
     StatementError
         If the statement that is there was changed.
     StorageError
@@ -122,7 +122,9 @@ def load_signer(run_dir: Path, path: Path) -> Ed25519PrivateKey:
 
 
 def _keys_of_operator(run_dir: Path) -> dict[str, bytes]:
-    """Return the public keys, as DER, by which members know a run's operator, by what they signed.
+    """Return the public keys by which members know a run's operator, as DER.
+
+    They are keyed by what they signed, in words for an error message.
 
     Raises
     ------
@@ -152,39 +154,47 @@ def make_statement(
     ties: Ties = "apart",
     accept_held_out: bool = False,
 ) -> Path:
-    """Write ``statement/`` in a run's folder; return it.
+    """Write a run's statement into ``statement/`` in the run's folder, and return that folder.
 
-    Pages of a run of real nodes, whose attempts are counted, are to be delivered then: the next run
-    with the same ``output-dir`` does it.
+    A run of real nodes counts its attempts. The pages of its members are then queued, and the next
+    run with the same ``output-dir`` delivers them.
 
     Parameters
     ----------
     run_dir : Path
-        A complete run with attribution.
+        The folder of a complete run with attribution.
     key : SigningKey
-        The operator's: signs it.
+        The operator's key, which signs the statement.
     budget_cents : int, optional
-        What is shared out, 0 or more.
+        The amount to share out, in cents, >= 0; default: none.
     names : mapping of int to str, optional
         Members' names by client id; default: those given at registration.
     from_round : int
-        The rounds before this one count for nothing.
+        The first round that counts; earlier rounds count for nobody.
     contact : str
         Whom members may ask, for the pages: 200 printable characters at most.
     again : bool
-        Where there is a statement already, keep it as ``statement-1`` (``-2`` ...). Members may
-        have been sent it, and their pages name its manifest.
+        Make a statement even if there is one already, which is kept as ``statement-1`` (``-2``
+        ...). Members may have got that one, and their pages name its manifest.
+    pay_by : {"sum", "draw"}
+        Whether shares are computed from sums of credits, or from means per draw.
+    ties : {"apart", "alike"}
+        With ``"alike"``, members that are not told apart are paid alike.
     accept_held_out : bool
-        Pay by a held-out set that is not to be paid by (see
-        :mod:`~fedif_consortium.statement.held_out`); the statement says so.
+        Pay by the held-out set even if it is not to be paid by (see
+        :mod:`~fedif_consortium.statement.held_out`); the statement then says so.
 
     Raises
     ------
-    ConfigError, StatementError, StorageError
-        If the run has no such records or round, they contradict each other, it has a statement
-        already, or the folder cannot be written.
+    ConfigError
+        If the run is not complete or not attributed, has a statement already, or an argument does
+        not fit the run.
+    StatementError
+        If the records contradict each other.
+    StorageError
+        If the statement cannot be written.
     """
-    StatementSettings(contact=contact)  # Refuses one that will not do.
+    StatementSettings(contact=contact)  # Raises ConfigError for a contact that is not allowed.
     if budget_cents is not None:
         require(budget_cents >= 0, "budget_cents", budget_cents, "0 or more")
     folder = RunFolder(run_dir).statement
@@ -219,9 +229,9 @@ def make_by_terms(
     again: bool = False,
     accept_held_out: bool = False,
 ) -> Path:
-    """Write a run's statement by terms; what they leave open has its default.
+    """Write a run's statement by the terms in settings; terms that are empty have their defaults.
 
-    Parameters and errors are those of :func:`make_statement`.
+    The other parameters, and the errors, are those of :func:`make_statement`.
     """
     budget_cents = None
     if terms.budget:
@@ -241,12 +251,12 @@ def make_by_terms(
 
 
 def statement_terms(run_dir: Path) -> StatementSettings:
-    """Return what a run's settings, to which its members agreed, say of its statement.
+    """Return the terms of a statement in a run's settings, to which its members agreed.
 
     Raises
     ------
     ConfigError
-        If they cannot be read.
+        If the settings cannot be read.
     """
     with refused_as(ConfigError, f"{run_dir}: its settings cannot be read"):
         settings = RunFolder(run_dir).settings()
@@ -257,7 +267,10 @@ def statement_terms(run_dir: Path) -> StatementSettings:
 def _signed_files(
     account: Account, records: RunRecords, key: SigningKey, contact: str
 ) -> dict[str, bytes]:
-    """Return what a statement's folder holds, and sign it together with the run's results."""
+    """Return the files of a statement's folder by path, with the signed manifest among them.
+
+    The manifest has the hash of each of these files, and of each of the run's results.
+    """
     run = records.folder
     has_model = run.model.is_file() and run.model.stat().st_size > 0
     if not has_model:
@@ -285,7 +298,7 @@ def _signed_files(
     digests = {name: file_hash(run.path / name) for name in run.results()}
     for name, content in files.items():
         digests[f"{run.statement.name}/{name}"] = hashlib.sha256(content).hexdigest()
-    # The model is what the statement is about; the manifest names the other files.
+    # The model is the subject of the statement; the manifest has the hashes of all other files.
     model_digest = digests.pop(run.model.name)
     manifest = manifest.model_copy(update={"files": digests})
     statement = statement_of(run.model.name, model_digest, manifest)
@@ -294,14 +307,18 @@ def _signed_files(
 
 
 def agreed_in_last(attempts: Attempts | None) -> Agreed | None:
-    """Return what a manifest says was agreed to, of the last one of a run's attempts."""
+    """Return what members agreed to in a run's last attempt, for a manifest."""
     if attempts is None:
         return None
     return Agreed(name=attempts.name, attempt=attempts.number, config=attempts.last.config)
 
 
 def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, bytes]:
-    """Return what follows from a run's account, by path below the statement's folder."""
+    """Return the files that follow from a run's account, by path below the statement's folder.
+
+    They are the account as JSON and as a table, and the pages. ``records`` are those of the whole
+    run.
+    """
     texts = {
         ACCOUNT: account_json(account),
         TABLE: account_csv(account),
@@ -311,19 +328,19 @@ def contents(account: Account, records: RunRecords, manifest: Manifest) -> dict[
 
 
 def account_json(account: Account) -> str:
-    """Return an account as a JSON object, from which :func:`read_account` makes it again."""
+    """Return an account as JSON, which :func:`read_account` reads."""
     return json.dumps(asdict(account), indent=2) + "\n"
 
 
 def read_account(text: str | bytes) -> Account:
-    """Return an account.
+    """Return the account in a JSON text.
 
     Raises
     ------
     ValueError
         If the text is no account.
     StatementError
-        If a member has a name there that no member can have.
+        If the account has a name that no member can have.
     """
     try:
         account = TypeAdapter(Account).validate_python(parse_json(text))
@@ -343,10 +360,10 @@ def read_account(text: str | bytes) -> Account:
 
 
 def account_csv(account: Account) -> str:
-    """Return the members' accounts as a table."""
+    """Return the members' accounts as a CSV table, one line for each member."""
     rows = []
     for member in account.members:
-        # A cell holds one value: of intervals their ends, below.
+        # A cell holds one value, so tuples are left out; the ends of intervals have cells below.
         values = vars(member)
         row = {k: v for k, v in values.items() if not isinstance(v, tuple | Verdict)}
         row["amount"] = amount_text(member.cents)
@@ -362,14 +379,14 @@ def account_csv(account: Account) -> str:
 
 
 def amount_text(cents: int | None) -> str:
-    """Return an amount as tables have it, such as ``1000.50``; empty: there is none."""
+    """Return an amount of cents as tables write it, such as ``1000.50``; empty for ``None``."""
     if cents is None:
         return ""
     return f"{cents // 100}.{cents % 100:02}"
 
 
 def _ends(intervals: Sequence[Between]) -> tuple[float | None, float | None]:
-    """Return the ends of the interval about every kind of luck, the last one, if there is one."""
+    """Return the ends of the last interval, which is about every kind of luck, if there is one."""
     if not intervals:
         return None, None
     return intervals[-1].low, intervals[-1].high

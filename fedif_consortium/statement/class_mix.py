@@ -1,13 +1,15 @@
 r"""Shares with another mix of classes among the held-out examples.
 
 Contributions by class tell what a member would have contributed on a held-out set with another mix
-of the same classes (:mod:`fedif_flower.attribution.shift`). A statement gives the interval of each
-share over all mixes q within a chi-square ball around the held-out one,
+of the same classes (:mod:`fedif_flower.attribution.shift`). Let :math:`p_k` be the part of class k
+in the held-out examples, and :math:`q_k` its part in another mix. A statement gives the interval of
+each share over all mixes q within the chi-square ball of radius :math:`\rho` around p,
 :math:`\sum_k (q_k - p_k)^2 / p_k \le \rho`.
 
-In words: of C equally frequent classes, one that is m times as frequent, at the cost of all others
-alike, lies at the distance :math:`\rho = (m - 1)^2 / (C - 1)`. With ten classes and
-:math:`\rho = 0.11`, one is twice as frequent.
+How large a radius is: let C classes be equally frequent, and let a mix have one of them m times as
+frequent, at the cost of all others alike. That mix lies at the distance
+:math:`\rho = (m - 1)^2 / (C - 1)`. With ten classes and :math:`\rho = 0.11`, one class may be twice
+as frequent.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ CLASS_SHIFT = "credit.class-shift"
 
 @dataclass(frozen=True)
 class ClassMix:
-    """The mixes of classes that a statement's intervals are about.
+    """The mixes of classes over which a statement's intervals are taken.
 
     Attributes
     ----------
     radius : float
         The largest chi-square distance from the held-out mix.
     classes : int
-        How many classes of the held-out set weigh something in its loss.
+        The number of classes that have a part in the held-out loss.
     """
 
     radius: float
@@ -43,16 +45,17 @@ class ClassMix:
 
     @property
     def times(self) -> float:
-        """How many times as frequent one of as many equal classes may be."""
+        """How many times as frequent one class may be, if all classes are equally frequent."""
         if self.classes < 2:
             return 1.0
         return 1 + math.sqrt(self.radius * (self.classes - 1))
 
 
 def class_mix(records: RunRecords) -> ClassMix | None:
-    """Return up to which mix a statement asks; ``None``: contributions are not by class.
+    """Return the mixes of classes for which a statement gives intervals.
 
-    How far is set by ``credit.class-shift``; 0: it does not ask.
+    ``None``: contributions are not split by class, or ``credit.class-shift``, which sets the
+    radius, is 0.
     """
     mix = records.provenance.get(CLASSES_KEY) or []
     default = CreditSettings.defaults()[CLASS_SHIFT]
@@ -66,16 +69,18 @@ def class_mix(records: RunRecords) -> ClassMix | None:
 def mix_intervals(
     records: RunRecords, standing: Standing, mix: ClassMix | None
 ) -> list[tuple[float, float] | tuple[()]]:
-    """Return the ends of each member's share over all mixes; empty ones where nobody has a share.
+    """Return the lowest and the highest share of each member over all mixes, in members' order.
+
+    The pairs are empty if nobody has a share, or contributions are not split by class.
 
     Parameters
     ----------
     records : RunRecords
-        Those of the rounds that count.
+        The records of the rounds that count.
     standing : Standing
-        Who is paid by what in them.
+        The members' standing in these rounds.
     mix : ClassMix, optional
-        Up to which mix; ``None``: contributions are not by class.
+        The mixes; ``None``: all pairs are empty.
     """
     nobody: list[tuple[float, float] | tuple[()]] = [()] * len(standing.client_ids)
     if mix is None or not standing.is_paid.any():
@@ -86,14 +91,14 @@ def mix_intervals(
     shares = np.array(records.provenance[CLASSES_KEY])
     contributed = _contributed_by_class(records, standing, len(shares))
     ends = share_intervals(credited, contributed, shares, mix.radius)
-    # By rounding, sums over classes may lie beside those over rounds.
+    # The share itself lies in its interval. By rounding, sums over classes may say otherwise.
     lows = np.minimum(ends[:, 0], standing.shares).tolist()
     highs = np.maximum(ends[:, 1], standing.shares).tolist()
     return list(zip(lows, highs, strict=True))
 
 
 def _contributed_by_class(records: RunRecords, standing: Standing, classes: int) -> Array:
-    """Return what members contributed by class, ``[n, C]``, in the unit of their worth."""
+    """Return what members contributed by class, ``[n, C]``, in sums or means as their worth is."""
     place_of = {client_id: place for place, client_id in enumerate(standing.client_ids)}
     sums = np.zeros((len(place_of), classes))
     for part in records.parts:

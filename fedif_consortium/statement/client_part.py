@@ -1,4 +1,4 @@
-"""A member's side of statements: it keeps the page that says what it contributed."""
+"""A member's side of statements: its node keeps the page that says what it contributed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def _keep(message: Message, context: Context) -> Message:
 
 
 class KeptStatements(ClientPart):
-    """A node answers a delivery by keeping it, if its own config names a folder."""
+    """Keeps the statements that a server delivers, if the node config names a folder for them."""
 
     queries = {ACTION: _keep}  # noqa: RUF012

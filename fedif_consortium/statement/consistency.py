@@ -1,4 +1,4 @@
-"""Whether a run's tables fit together, as far as they decide what is paid."""
+"""Checks that a run's tables agree with each other, as far as they decide what is paid."""
 
 from __future__ import annotations
 
@@ -12,18 +12,25 @@ import numpy as np
 from fedif_consortium.statement.records import Part, RoundLoss, RunRecords
 from fedif_flower.errors import StatementError
 
-ROUNDING = 1e-9  # Sums in another order, on another processor.
-SAME_LOSS = 1e-4  # Of it: one model's loss, measured twice.
-SIX_DIGITS = 1e-5  # Of a sum of contributions by block, which are written with six digits.
-CLASS_SLOPES = 0.01  # Of the largest sum by class: each class has a gradient of its own, rounded.
+# Relative differences that are allowed.
+ROUNDING = 1e-9  # Sums that are added up in another order, or on another processor.
+SAME_LOSS = 1e-4  # The loss of one model, measured twice.
+SIX_DIGITS = 1e-5  # Sums of contributions by block, which are written with six digits.
+# Sums of contributions by class, in parts of the round's largest sum of absolute values: each class
+# has a gradient of its own, which is rounded.
+CLASS_SLOPES = 0.01
 
 
 def require_consistent(records: RunRecords) -> None:
-    """Raise StatementError unless a run's tables fit together, as far as they decide what is paid.
+    """Raise StatementError unless a run's tables agree, as far as they decide what is paid.
 
-    No table was cut off; each round adds up, and so does what each member contributed by class and
-    by block; a round begins at the loss that the one before ended with; nobody is credited with
-    more than it contributed.
+    The checks are:
+
+    - No table was cut off.
+    - The contributions to each round add up, and with the remainder they make up its fall.
+    - A member's contributions by class, and those by block, add up to its contribution.
+    - Each round begins at the loss at which the round before it ended.
+    - No member is credited with more than it contributed.
     """
     _require_whole_tables(records)
     _require_sums(records)
@@ -34,7 +41,7 @@ def require_consistent(records: RunRecords) -> None:
 
 
 def _require_whole_tables(records: RunRecords) -> None:
-    """Raise StatementError where a table ends before another one."""
+    """Raise StatementError if a table ends before another one, or ``clients.csv`` lacks a line."""
     run = records.folder
     rounds = len(records.rounds)
     last = max((part.round for part in records.parts), default=0)
@@ -53,7 +60,7 @@ def _require_whole_tables(records: RunRecords) -> None:
 
 
 def _require_sums(records: RunRecords) -> None:
-    """Raise StatementError where a round's contributions, or its fall, do not add up."""
+    """Raise StatementError if a round's contributions, or its fall, do not add up."""
     contributed, _ = records.by_round
     for row, of_members in zip(records.rounds, contributed, strict=True):
         scale = max(abs(row.decrease), abs(row.attributed), 1e-6)
@@ -65,9 +72,9 @@ def _require_sums(records: RunRecords) -> None:
 
 
 def _require_class_sums(records: RunRecords) -> None:
-    """Raise StatementError where contributions by class do not add up to the contribution.
+    """Raise StatementError if contributions by class do not add up to the contribution.
 
-    Whom another mix of classes would favour follows from them.
+    Shares with another mix of classes are computed from them.
     """
     largest = defaultdict[int, float](float)  # By round.
     for part in records.parts:
@@ -80,9 +87,9 @@ def _require_class_sums(records: RunRecords) -> None:
 
 
 def _require_block_sums(records: RunRecords) -> None:
-    """Raise StatementError where contributions by block do not add up to the contribution.
+    """Raise StatementError if contributions by block do not add up to the contribution.
 
-    Intervals follow from them.
+    Intervals are computed from them.
     """
     for counted in (records, *records.at_noise_ends()):
         for part in counted.parts:
@@ -92,7 +99,7 @@ def _require_block_sums(records: RunRecords) -> None:
 
 
 def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
-    """Tell whether parts add up to something else than the whole, by more than is allowed."""
+    """Return whether the sum of the parts differs from the whole by more than is allowed."""
     return abs(math.fsum(parts) - whole) > allowed + ROUNDING * abs(whole)
 
 
@@ -105,9 +112,10 @@ def _not_adding_up(records: RunRecords, part: Part, split: str) -> StatementErro
 
 
 def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
-    """Raise StatementError unless falls are those between the losses, which lead on to each other.
+    """Raise StatementError unless each fall is that between its losses, and losses lead on.
 
-    Else a round could be given any fall and remainder that add up.
+    A round has to begin at the loss at which the round before it ended. Without this check, a
+    round's fall and remainder could be made up, as long as they add up.
     """
     for row in rounds:
         expected = row.loss_before - row.loss_after
@@ -131,9 +139,10 @@ def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
 
 
 def require_bounded_credit(records: RunRecords) -> None:
-    """Raise StatementError where a member is credited with more than it contributed.
+    """Raise StatementError if a member is credited with more than it contributed.
 
-    That is over the whole run: a step that was taken back has both with the other sign.
+    The sums over all rounds are compared. In a single round the credit may be above the
+    contribution: where a step is taken back, both have the other sign.
     """
     for counted in (records, *records.at_noise_ends()):
         contributed, credited = counted.by_round

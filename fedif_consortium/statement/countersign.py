@@ -1,4 +1,4 @@
-"""What others do with a statement that they checked: sign it, and collect signatures."""
+"""Members' signatures on a statement: a member signs it, and the operator collects signatures."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def sign_statement(
     path : Path
         A run's folder, or a member's page with the manifest beside it.
     key : SigningKey
-        Of the member who agrees.
+        The key of the member who agrees with the statement.
     operator : str
         The fingerprint that the operator's key must have; empty: any.
     members : mapping of str to public key, optional
-        Who else may have signed, by name.
+        The keys of members who may have signed already, by name.
 
     Raises
     ------
     StatementError, ConfigError, EvidenceError
-        If it is not verified, or this key has signed it already; nothing is signed then.
+        If the statement does not verify, or this key has signed it already; nothing is signed then.
     """
     signed = verify(path, operator, members).signed.envelope.signed_by(key)
     target = envelope_of(path)
@@ -55,28 +55,29 @@ def merge_signatures(
     Parameters
     ----------
     path : Path
-        A run's folder, or a page with the manifest beside it: what they are added to.
+        A run's folder, or a page with the manifest beside it: the signatures are added there.
     files : sequence of Path
-        ``manifest.intoto.json`` as members sent it back.
+        Copies of ``manifest.intoto.json`` as members sent them back.
     members : mapping of str to public key
-        Whose signatures are taken, by name.
+        The members' keys, by name; only their signatures are added.
 
     Returns
     -------
     dict of str to bool
-        Who signed, and whether that was not known before.
+        For each member who signed, whether the signature is new.
 
     Raises
     ------
     StatementError
-        Naming the file that is of another statement, or has a signature that is false, of nobody
-        in ``members``, or more than a statement may have; nothing is added then.
+        If a file cannot be read, is a copy of another statement, has a false signature or one by
+        nobody in ``members``, or brings more signatures than a statement may have. The message
+        names the file. Nothing is added then.
     """
     target = envelope_of(path)
     signed = read_signed(target.parent, members)
     envelope = signed.envelope
     keys = {**members, OPERATOR: signed.statement.predicate.signer}
-    is_new = {}  # By the member who signed.
+    is_new = {}  # By the name of the member who signed.
     for signer in signed.signers:
         if signer.name not in ("", OPERATOR):
             is_new[signer.name] = False
@@ -96,12 +97,12 @@ def merge_signatures(
 def _read_signatures(
     file: Path, envelope: Envelope, keys: Mapping[str, VerifyingKey]
 ) -> list[tuple[str, bytes]]:
-    """Return whose signatures, by the names of their keys, another copy of an envelope has.
+    """Return the signatures on another copy of an envelope, each with its key's name.
 
     Raises
     ------
     EvidenceError
-        If it is no copy, or a signature is false or by none of the keys.
+        If the file is no copy of the envelope, or a signature is false or by none of the keys.
     OSError
         If the file cannot be read.
     """

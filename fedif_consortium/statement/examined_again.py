@@ -1,7 +1,8 @@
-"""The held-out data of a run, examined again: what was found there decides who is paid how much.
+"""A second examination of a run's held-out data, to compare it with the recorded one.
 
-The operator's records say for which share of wrong labels the loss was corrected. Whoever has the
-held-out data can find it out: the share depends on them, on the seed and on the settings alone.
+The loss by which members are paid is corrected for a share of wrong labels. That share is in the
+operator's records. Whoever has the held-out data can check it: the share depends only on the data,
+the seed and the settings.
 """
 
 from __future__ import annotations
@@ -24,36 +25,36 @@ from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.own_sections import ValidationSettings
 from fedif_flower.valuation.held_out import HeldOut
 
-# What no other examination repeats, and what stands in a table of its own. The words of an error,
-# which may say why there is no estimate, name addresses and sizes of a machine's memory.
+# Entries of the record that are not compared. Times and error messages differ from machine to
+# machine; suspects have a table of their own.
 _NOT_COMPARED = ("seconds", "why_none", "suspects")
 
 
 def examine_again(
     key: str, loaded: LoadedTask, provenance: Mapping[str, Any], *, is_in_test: bool
 ) -> str:
-    """Compare what was found in held-out data, and for what their loss was corrected.
+    """Examine held-out data again, and compare the result and the correction with the record.
 
     Parameters
     ----------
     key : str
-        Where the provenance has what was found in them.
+        The key of the recorded examination in the provenance.
     loaded : LoadedTask
-        The run's task, whose validation set they are, before its loss was corrected.
+        The run's task, before its loss was corrected; its validation set are the held-out data.
     provenance : mapping
-        The run's.
+        The run's provenance.
     is_in_test : bool
-        Whether they are part of the test split.
+        Whether the held-out data are part of the test split.
 
     Returns
     -------
     str
-        What was not compared, and why; empty: everything was.
+        What was not compared, and why; empty: everything was compared.
 
     Raises
     ------
     StatementError
-        Naming the first figure that is another one.
+        If a figure differs from the recorded one; the message names the first such figure.
     """
     if key not in provenance:
         raise StatementError(f"provenance.json: {key} is missing")
@@ -75,7 +76,7 @@ def examine_again(
 
 
 def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
-    """Return the examination that a record tells of."""
+    """Return the examination in a record; raise StatementError if the record has none."""
     try:
         held_out = recorded_examination(record)
     except (TypeError, ValueError, KeyError) as error:
@@ -87,10 +88,10 @@ def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
 
 
 def _without_what_took_too_long(held_out: HeldOut, recorded: HeldOut) -> tuple[HeldOut, str]:
-    """Return an examination as a run could have had it; and what is not compared then, in words.
+    """Return an examination without the estimates that the run did not get to, and these in words.
 
-    It depends on the machine what there is time and memory for, so records have the last word on
-    that alone.
+    A machine may lack the time or the memory for an estimate. If the record has no such estimate,
+    it is taken out here, and not compared.
     """
     if recorded.way is None and held_out.way is not None:
         return recorded, "the run has no estimate of the share of wrong labels"
@@ -101,9 +102,9 @@ def _without_what_took_too_long(held_out: HeldOut, recorded: HeldOut) -> tuple[H
 
 
 def _compare(key: str, recorded: Mapping[str, Any], again: Mapping[str, Any]) -> None:
-    """Raise StatementError for the first figure that is not the recorded one."""
+    """Raise StatementError for the first figure that differs from the recorded one."""
     figures = [name for name in dict.fromkeys([*recorded, *again]) if name not in _NOT_COMPARED]
-    # What decides about pay comes first.
+    # The error names the first difference, so what decides about pay comes first.
     figures.sort(key=lambda name: name not in (NOISE, BY_CLASS))
     for name in figures:
         was = recorded.get(name)

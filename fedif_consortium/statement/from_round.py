@@ -1,4 +1,4 @@
-"""The records of a run from one of its rounds on."""
+"""The records of a run without its first rounds, which a statement may leave out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from fedif_flower.errors import ConfigError, StatementError
 
 
 def records_from(records: RunRecords, first_round: int) -> RunRecords:
-    """Return the records without the rounds before one; nobody who was in those is left out.
+    """Return the records without the rounds before ``first_round``; all members stay.
 
     Raises
     ------
     ConfigError
-        If there is no such round, or it lies between a step and the round that took it back.
+        If there is no such round, it lies between a step and the round that took it back, or in the
+        rounds that are left a member is credited with more than it contributed.
     """
     if first_round not in range(1, len(records.rounds) + 1):
         raise ConfigError(f"from-round = {first_round}; allowed: 1 to {len(records.rounds)}")
@@ -34,13 +35,13 @@ def records_from(records: RunRecords, first_round: int) -> RunRecords:
 
 
 def _require_whole_steps(records: RunRecords, first_round: int) -> None:
-    """Raise ConfigError where a round counts, and the one whose step it took back does not."""
+    """Raise ConfigError if a round that counts took back the step of a round that does not."""
     between: set[int] = set()
     for later, earlier in records.taken_back.items():
         between.update(range(earlier + 1, later + 1))
     if first_round not in between:
         return
-    before = first_round - 1  # Round 1 lies behind no step, so this ends.
+    before = first_round - 1  # The loop ends at round 1 at the latest: no step lies before it.
     while before in between:
         before -= 1
     allowed = str(before)
