@@ -1,4 +1,4 @@
-"""Checks of Flower's own arguments: those of its ``FedAvg``, and those of ``start``."""
+"""Checks of the arguments that Flower defines: those of its ``FedAvg``, and of ``start``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from fedif_flower.server.summary import shown_setting
 
 
 def require_flower_arguments(strategy: FedAvg) -> None:
-    """Raise ConfigError for those of a strategy that are out of range, or of another kind."""
+    """Raise ConfigError if an argument of Flower's ``FedAvg`` is out of range or of a wrong type.
+
+    The values are read from the strategy's attributes, where Flower's constructor has put them.
+    """
     for name in ("fraction_train", "fraction_evaluate"):
         share = getattr(strategy, name)
         is_share = isinstance(share, Real) and 0 <= float(share) <= 1
@@ -25,7 +28,7 @@ def require_flower_arguments(strategy: FedAvg) -> None:
     for name in ("arrayrecord_key", "configrecord_key", "weighted_by_key"):
         key = getattr(strategy, name)
         require(isinstance(key, str) and bool(key), name, key, "a name")
-    # Of two records with one key a message would hold the second alone: no model.
+    # A message holds one record for each key: with equal keys the config would replace the model.
     differs = strategy.configrecord_key != strategy.arrayrecord_key
     words = f"another name than arrayrecord_key = {strategy.arrayrecord_key!r}"
     require(differs, "configrecord_key", strategy.configrecord_key, words)
@@ -42,14 +45,14 @@ def require_start(
     configs: Mapping[str, object],
     evaluate_fn: object,
 ) -> None:
-    """Raise ConfigError for an argument of ``start`` that is out of range, or of another kind.
+    """Raise ConfigError if an argument of ``start`` is out of range or of a wrong type.
 
     Parameters
     ----------
     grid, num_rounds, timeout, evaluate_fn : object
-        These arguments.
+        The arguments of ``start`` that have these names.
     configs : mapping of str to object
-        What is sent with the model, by the name of its argument.
+        The arguments ``train_config`` and ``evaluate_config``, by name.
     """
     _require_kind(isinstance(grid, Grid), "grid", grid, "a Grid, as a ServerApp's main receives it")
     require(is_count(num_rounds), "num_rounds", num_rounds, "an integer >= 0")
@@ -64,6 +67,10 @@ def require_start(
 
 
 def _require_kind(is_allowed: bool, name: str, value: object, allowed: str) -> None:
-    """Raise ConfigError for an argument of another kind: a model in its place is not printed."""
+    """Raise ConfigError unless ``is_allowed``.
+
+    Unlike :func:`require`, it shows a model by its type alone: where one was passed by mistake,
+    the error does not print all its layers.
+    """
     if not is_allowed:
         raise ConfigError(f"{name} = {shown_setting(value)}; allowed: {allowed}")

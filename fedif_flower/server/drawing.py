@@ -1,4 +1,4 @@
-"""How many members a round draws, and whether there can ever be as many as it needs."""
+"""How many members a round draws, and whether a grid can ever have as many as a round needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedif_flower.server.setup import Setup
 
 
 class Drawing(Protocol):
-    """What a strategy says of its draws."""
+    """A strategy, as far as the number of members that it draws depends on it."""
 
     fraction_train: float
     fraction_evaluate: float
@@ -23,27 +23,37 @@ class Drawing(Protocol):
     setup: Setup
 
     def require_updates(self, count: int, allowed: str) -> int:
-        """Raise ConfigError where so many updates are too few for a setting."""
+        """Return how many updates are weighed if ``count`` are accepted.
+
+        Raises
+        ------
+        ConfigError
+            If ``count`` updates are too few for a setting; ``allowed`` completes the message.
+        """
         ...
 
 
 def number_drawn(strategy: Drawing, num_online: int) -> int:
-    """Return how many are drawn of the nodes online, where so many may be."""
+    """Return how many of ``num_online`` nodes a round draws, if none of them is busy or paused."""
     pace = strategy.setup.pace
     return pace.num_drawn(num_online, strategy.fraction_train, strategy.min_train_nodes)
 
 
 def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> None:
-    """Raise ConfigError where a grid can never have the nodes, or rounds the replies, they need.
+    """Raise ConfigError if the grid can never have enough nodes for the strategy's settings.
+
+    Checked are the ``min_*_nodes`` settings, and whether a round can get as many replies as
+    ``min_valid_replies``, the stages and the rule need.
 
     Parameters
     ----------
     strategy : Drawing
-        Draws from them.
+        The strategy whose settings are checked.
     grid : Grid
-        The way to the nodes.
+        The connection to the nodes.
     draws_by_itself : bool
-        Whether a subclass draws: as many as it likes.
+        Whether the strategy's ``select`` may draw any number of nodes, so that
+        ``fraction_train`` does not bound it.
     """
     require_enough(grid, strategy.min_train_nodes, "min_train_nodes")
     require_enough(grid, strategy.min_available_nodes, "min_available_nodes")
@@ -54,10 +64,14 @@ def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> No
 
 
 def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: bool) -> None:
-    """Raise ConfigError where rounds close with fewer replies than they need, of ``most`` nodes."""
+    """Raise ConfigError if a round can close with fewer replies than the settings need.
+
+    ``most`` is the largest number of nodes that can be online; infinity if it is not known.
+    """
     pace = strategy.setup.pace
     if math.isinf(most):
-        # Nobody knows how many will be at work, but a round closes with a quorum that is a number.
+        # How many members will be at work is not known. A quorum that is a number (>= 1) still
+        # says with how many replies a round closes; a share (< 1) becomes 0 here: no check.
         at_work = int(pace.quorum)
         allowed = ""
     else:
@@ -73,9 +87,20 @@ def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: 
 
 
 def _most_at_work(strategy: Drawing, most: int, *, draws_by_itself: bool) -> tuple[int, str]:
-    """Return of how many members a round can await replies, and why of no more."""
+    """Return how many members' replies a round can await at most, and the words that explain it.
+
+    Parameters
+    ----------
+    strategy : Drawing
+        The strategy whose settings are checked.
+    most : int
+        The largest number of nodes that can be online.
+    draws_by_itself : bool
+        As in :func:`require_nodes`.
+    """
     pace = strategy.setup.pace
-    # What comes late may make up for a draw that is too small; a quorum counts it, too.
+    # Late replies may add to a draw that is too small by itself. With a quorum they do not help:
+    # the quorum counts them as well, so that the round closes all the earlier.
     if draws_by_itself or (pace.late_rounds and not pace.quorum):
         return most, f"at most {most}, as many as there can be nodes"
     drawn = number_drawn(strategy, most)

@@ -1,4 +1,4 @@
-"""Who evaluates a round's model: clients that are drawn for it, and the user's own function."""
+"""Evaluation of a round's model: by clients drawn for it, and by the user's own function."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 def draw_evaluators(
     roster: Roster, grid: Grid, server_round: int, *, share: float, least: int, seed: int
 ) -> list[int]:
-    """Return the ids of the nodes that evaluate a round's model, by (seed, round).
+    """Draw the nodes that evaluate a round's model, and return their ids.
+
+    The random numbers depend on ``(seed, server_round)`` alone, and are others than those by which
+    the clients that train are drawn.
 
     Parameters
     ----------
     roster : Roster
-        Knows who is online, and who is paused.
+        Knows which nodes are online, and which are paused.
     grid : Grid
-        The way to the nodes.
+        The connection to the nodes.
     server_round : int
         The round.
     share : float
-        Of the nodes online, in (0, 1].
+        The share of the nodes online that is drawn, in (0, 1].
     least : int
-        How many are drawn at least.
+        The smallest number of nodes to draw.
     seed : int
-        The strategy's.
+        The strategy's seed.
     """
     needed = max(least, 1)
     nodes = roster.directory.online(grid, needed, "min_evaluate_nodes")
@@ -52,15 +55,26 @@ def draw_evaluators(
 def users_metrics(
     evaluate_fn: EvaluateFunction, server_round: int, model: GlobalModel
 ) -> Mapping[str, float]:
-    """Return the metrics that the user's own function gives a round's model; none where it fails.
+    """Return the metrics that the user's ``evaluate_fn`` gives the model; none if it fails.
 
-    A model that it cannot bear is taken back.
+    If ``evaluate_fn`` raises on the model but not on the last one that worked, the model is taken
+    back (see :meth:`GlobalModel.evaluate_or_take_back`). Other errors are logged: a run that has
+    begun does not end because its evaluation fails.
+
+    Parameters
+    ----------
+    evaluate_fn : callable
+        Takes the round and the model as an ArrayRecord; returns a MetricRecord or ``None``.
+    server_round : int
+        The round; 0: before the first.
+    model : GlobalModel
+        The model to evaluate.
 
     Raises
     ------
     Exception
-        What the function raises, if that is an error of this package but for a ValuationError, or
-        before the first round (0).
+        Whatever ``evaluate_fn`` raises before the first round (0). Later, only an error of this
+        package that is no ValuationError.
     """
     try:
         metrics = model.evaluate_or_take_back(lambda arrays: evaluate_fn(server_round, arrays))
@@ -75,19 +89,19 @@ def users_metrics(
 
 
 def metrics_of(whose: str, returned: object) -> Mapping[str, Any]:
-    """Return what somebody else's function says of a model, by name; none where it is ``None``.
+    """Return the metrics that a user's function returned, checked; empty for ``None``.
 
     Parameters
     ----------
     whose : str
-        The function, for errors.
+        The function's name, for errors.
     returned : object
-        What it returned.
+        The value that the function returned.
 
     Raises
     ------
     ValuationError
-        If these are no metrics.
+        If ``returned`` is neither ``None`` nor a mapping of names to numbers.
     """
     if returned is None:
         return {}
@@ -97,7 +111,7 @@ def metrics_of(whose: str, returned: object) -> Mapping[str, Any]:
             'MetricRecord({"loss": ..., "accuracy": ...}) or None'
         )
     try:
-        # A record refuses what is no number.
+        # MetricRecord raises for a value that is no number.
         return dict(MetricRecord(dict(returned)))
     except (TypeError, ValueError) as error:
         raise ValuationError(f"{whose} returned no metrics: {error}") from error

@@ -1,4 +1,4 @@
-"""Members that err: they are asked less often, and the run ends where most of them err."""
+"""Members that fail: they are asked less often, and the run ends if most of them fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ logger = logging.getLogger(__name__)
 
 
 class _PoorRounds(NamedTuple):
-    """Rounds in a row in which most members erred: how many rounds, and members asked in all."""
+    """The latest rounds in a row in which most members erred.
+
+    ``rounds`` is their number; ``asked`` and ``erred`` count members over all of them.
+    """
 
     rounds: int = 0
     asked: int = 0
@@ -24,7 +27,7 @@ class _PoorRounds(NamedTuple):
 
 
 class _Errors(NamedTuple):
-    """A member's errors in a row, and the last round in which it is not asked for them."""
+    """A member's errors in a row, and the last round for which they pause it."""
 
     in_a_row: int = 0
     paused_until: int = 0
@@ -34,31 +37,33 @@ class MemberFailures:
     """Pauses members that gave no usable reply, and ends a run in which most members give none.
 
     A member errs in a round if it was asked and its reply is an error, is refused or does not
-    come; of a late reply, in the round in which it comes. After k errors in a row it is left out
-    for :math:`2^{k-1} - 1` turns: 0, 1, 3, 7 and so on. A turn is the number of rounds in which a
-    member is asked once on average. One usable reply sets k back to 0,
-    except in a round that takes the model back, which says nothing of anybody.
+    come. A late reply that is an error or refused counts in the round in which it comes. After k
+    errors in a row the member is left out for :math:`2^{k-1} - 1` turns: 0, 1, 3, 7 and so on. A
+    turn is the number of rounds in which a member is asked once on average. One usable reply sets
+    k back to 0. A round whose model makes most members fail counts neither for nor against them.
 
     Parameters
     ----------
     maximum : int
-        How many errors in a row make a member a failing one, and how many rounds in a row that
-        fail on the server's side end the run, >= 1.
+        After this many errors in a row, >= 1, a member counts as failing. The run also ends after
+        this many rounds in a row in which no model could be made of enough usable replies.
     max_paused_turns : int
-        The longest pause, >= 0; 0: nobody is paused.
+        The longest pause in turns, >= 0; 0: no member is paused.
     """
 
     def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
         self.maximum = maximum
         self.max_paused_turns = max_paused_turns
-        self._erring: dict[int, _Errors] = {}  # By member, those that err alone.
+        # By client id. A member without an error since its last usable reply has no entry.
+        self._erring: dict[int, _Errors] = {}
         self._poor = _PoorRounds()
-        self._failed_rounds = 0  # In a row: enough replies were usable, and yet it made no model.
+        # Rounds in a row that had enough usable replies, and still made no model of them.
+        self._failed_rounds = 0
 
     def available(
         self, nodes: Sequence[ClientNode], server_round: int, at_least: int
     ) -> Sequence[ClientNode]:
-        """Return the nodes that are not paused; all, if those were fewer than ``at_least``."""
+        """Return the nodes that are not paused; all nodes if fewer than ``at_least`` remain."""
         paused = self.paused(server_round)
         if not paused:
             return nodes
@@ -69,7 +74,7 @@ class MemberFailures:
         return free
 
     def paused(self, server_round: int) -> Collection[int]:
-        """Return the client ids of those left out of a round."""
+        """Return the client ids of the members that are paused in a round."""
         return {
             client_id
             for client_id, errors in self._erring.items()
@@ -77,14 +82,24 @@ class MemberFailures:
         }
 
     def first_errors(self, refused: Iterable[RefusedReply]) -> int:
-        """Return how many of these clients raised an error, and did not err before."""
+        """Count the clients whose app raised an error now, and that had no error in a row before.
+
+        If many fail for the first time at once, the model is the likely cause.
+        """
         return sum(
             reply.status == "failed" and reply.node.client_id not in self._erring
             for reply in refused
         )
 
     def update(self, current: Round, *, why_failed: str) -> None:
-        """Take in a round; ``why_failed``: why it made no model of its usable replies, if so.
+        """Count a round's errors, and pause the members that erred.
+
+        Parameters
+        ----------
+        current : Round
+            The round, with its accepted and refused replies.
+        why_failed : str
+            Why the round made no model although enough replies were usable; empty otherwise.
 
         Raises
         ------
@@ -96,7 +111,8 @@ class MemberFailures:
             self._erring.pop(client_id, None)
         self.update_late(current)
         late = {reply.node for reply in current.refused if reply.status == "late"}
-        members = [node for node in current.members if node not in late]  # The slow do not err.
+        # A member that is merely slow has not erred: its reply may still come.
+        members = [node for node in current.members if node not in late]
         if not members:
             return
         erred = [node.client_id for node in members if node.client_id not in usable_ids]
@@ -117,11 +133,11 @@ class MemberFailures:
             )
 
     def update_late(self, current: Round) -> None:
-        """Take in the errors alone that are late replies to earlier rounds."""
+        """Count only the errors that came in this round as late replies to earlier rounds."""
         self._pause_all([node.client_id for node in current.failed_late], current)
 
     def _pause_all(self, erred: Iterable[int], current: Round) -> None:
-        # In so many rounds a member is asked once on average.
+        # A turn: the number of rounds in which a member is asked once on average.
         turn = math.ceil(len(current.online) / max(len(current.members), 1))
         for client_id in erred:
             self._pause(client_id, current.round, turn)
@@ -134,7 +150,7 @@ class MemberFailures:
         self._erring[client_id] = _Errors(in_a_row, server_round + turn * turns)
 
     def _count_poor_round(self, num_members: int, num_erred: int) -> None:
-        """Count a round in which most members erred; any other one ends their row."""
+        """Extend the row of rounds in which most members erred, or end it."""
         poor = self._poor
         self._poor = _PoorRounds()
         if 2 * num_erred > num_members:
@@ -143,14 +159,14 @@ class MemberFailures:
             )
 
     def _why_to_give_up(self, online: Sequence[ClientNode]) -> str:
-        """Return why the run ends; empty: it goes on."""
+        """Return why the run has to end; empty if it goes on."""
         why = self._why_most_are_failing(online) or self._why_most_asked_err()
         if not why and self._failed_rounds >= self.maximum:
             why = f"{self._failed_rounds} rounds in a row failed"
         return why
 
     def _why_most_are_failing(self, online: Sequence[ClientNode]) -> str:
-        """Return how many of those online fail whenever they are asked; empty: not most."""
+        """Return words that say how many members online are failing; empty if not most are."""
         failing = {
             client_id
             for client_id, errors in self._erring.items()
@@ -167,13 +183,14 @@ class MemberFailures:
         )
 
     def _why_most_asked_err(self) -> str:
-        """Return how many of those asked of late erred; empty: no more than by chance.
+        """Return words that say how many of the members asked lately erred; empty if not most did.
 
-        It tells long before all of a large federation were asked often enough to be failing.
+        In a large federation it takes many rounds until most members have been asked
+        ``maximum`` times. This test sees earlier that most of them fail.
         """
         poor = self._poor
-        # If each erred with a chance of 1/2, asked / 2 would, give or take sqrt(asked) / 2: more
-        # than four of these standard deviations above it is no chance.
+        # If each member erred with probability 1/2, the number that err would have mean asked / 2
+        # and standard deviation sqrt(asked) / 2. Four deviations above the mean is not by chance.
         by_chance = poor.asked / 2 + 2 * poor.asked**0.5
         if poor.rounds < self.maximum or poor.erred <= by_chance:
             return ""
@@ -183,7 +200,7 @@ class MemberFailures:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return what a checkpoint keeps: errors in a row by client id, and both counts."""
         erring = {client_id: list(errors) for client_id, errors in self._erring.items()}
         return {"erring": erring, "poor": list(self._poor), "failed_rounds": self._failed_rounds}
 

@@ -1,9 +1,9 @@
-"""The base of every strategy here, and a round on one screen.
+"""The base class of every strategy here, with the steps of a round in two methods.
 
-It adds to Flower's ``FedAvg``: it waits for all nodes, draws clients from a seed, takes replies in
-the order of their partitions, screens each on its own, keeps the old model when no valid reply
-came, takes a model back from which no round succeeds, and stops when most clients fail round after
-round.
+:class:`ScreenedStrategy` adds to Flower's ``FedAvg``: it waits until enough nodes are online, draws
+clients by a seed, orders replies by their partitions, screens each reply on its own, keeps the old
+model if too few replies are valid, takes back a model that proves not to work, and ends the run if
+most clients fail round after round.
 """
 
 from __future__ import annotations
@@ -82,37 +82,42 @@ logger = logging.getLogger(__name__)
 class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     """Flower's ``FedAvg`` with screened replies, seeded sampling and a limit on failures.
 
-    A subclass overrides :meth:`weigh`; :meth:`prepare` if it can begin before replies come;
-    :meth:`select` if it does not draw clients uniformly; :meth:`stateful` if it remembers rounds.
+    A subclass overrides :meth:`weigh`. It overrides :meth:`prepare` if part of its work needs no
+    replies, :meth:`select` if it does not draw clients uniformly, and :meth:`stateful` if it
+    remembers earlier rounds.
 
     Parameters
     ----------
     **base
         The arguments of :class:`flwr.serverapp.strategy.FedAvg`, as ``fraction_train=0.5``.
-        ``weighted_by_key`` may name any number > 0.
+        The metric that ``weighted_by_key`` names may be any number > 0.
     train_metrics_aggr_fn, evaluate_metrics_aggr_fn : callable, optional
         As Flower's. They receive one RecordDict for each accepted reply, with every record but the
         model's arrays. Default: the mean of each metric
         (see :class:`~fedif_flower.messages.metrics.AverageMetrics`).
     stages : sequence of Stage, optional
-        What happens to a round before and after it is weighed, in this order, such as
+        The stages that change a round before and after it is weighed, in this order, such as
         ``[Clip(2.0), LossBound(), FedAvgM(0.5)]`` (see :mod:`fedif_flower.stages`). Default:
-        :meth:`default_stages`, none unless the strategy says otherwise.
+        those of :meth:`default_stages`, which are none unless a subclass overrides it.
     callbacks : sequence of Callback
-        See :class:`~fedif_flower.server.run.Callback`.
+        Are told of every round (see :class:`~fedif_flower.server.run.Callback`).
     setup : Setup
-        What is the same for every strategy: seed, device, limits
+        The settings that all strategies have in common: seed, device, limits
         (see :class:`~fedif_flower.server.setup.Setup`).
     """
 
     validation: Validation | None = None  # The held-out data by which steps are judged.
-    takes_groups = False  # Whether it may be given the means of groups for clients.
-    said_by = "its combines_updates"  # What says what weigh returns, for errors.
-    reads_updates = True  # Whether its weights need more than products, lengths and examples.
-    current: Round | None = None  # The round that goes on; later, what is left of the last one.
-    online: Sequence[ClientNode] = ()  # When the round began.
-    _has_asked = False  # Anybody, in its last round.
-    _told_of_nobody = False  # That nobody was drawn in a round.
+    # Whether `weigh` may be given the means of groups of clients in place of single clients.
+    takes_groups = False
+    # The attribute that error messages name as saying what `weigh` has to return.
+    said_by = "its combines_updates"
+    # Whether its weights need the updates themselves: not only their lengths, their inner products
+    # with other vectors, and the numbers of examples. If not, updates may be masked.
+    reads_updates = True
+    current: Round | None = None  # The current round; between rounds, the released last one.
+    online: Sequence[ClientNode] = ()  # The nodes online when the current round began.
+    _has_asked = False  # Whether the last round asked at least one client.
+    _told_of_nobody = False  # Whether the log has said that a round drew no client.
 
     def __init__(
         self,
@@ -145,7 +150,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.seed = setup.seed
         self.device = select_device(setup.device)
         if self.device.type == "mps":
-            # Weights are computed in float64, which MPS has not.
+            # Weights are computed in float64, which MPS does not support.
             self.device = select_device("cpu")
         self.model = GlobalModel(
             setup.trainable_keys, setup.tied_keys, self.stages, setup.names, self.take_back
@@ -168,22 +173,41 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.callbacks = require_callbacks(callbacks)
         self._patience = Patience(setup.pace)
         self._memory = RoundMemory()
-        self._key = object()  # By which parts know whose rounds they remember.
+        # Parts keep this key to recognise the strategy whose rounds they remember.
+        self._key = object()
 
     # -- what a strategy says of itself
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
-        """Return the weights ``[m]`` of the round's updates; or a step ``[d]``.
+        """Return the weights ``[m]`` of a round's updates, or the step ``[d]`` of the model.
 
-        A step where :attr:`combines_updates` is false: updates are then shortened already.
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The m accepted replies, as the stages left them.
+
+        Returns
+        -------
+        Aggregation or Tensor
+            An Aggregation with weights ``[m]`` if :attr:`combines_updates` is true. Then
+            ``updates`` are at full length, and each is multiplied by its weight and its factor in
+            ``updates.factors``. Otherwise a step ``[d]``: then ``updates`` are shortened already.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
-        """Begin whatever depends on the global model ``params`` [d] alone."""
+        """Begin the work that depends on the global model alone, before clients are asked.
+
+        Parameters
+        ----------
+        params : Tensor
+            ``[d]``: the trainable parameters.
+        buffers : dict of str to Tensor
+            The arrays that are not trained, by name.
+        """
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw the round's clients from those that may be asked, by (seed, round)."""
+        """Draw the round's clients from ``nodes``, which may be asked; by (seed, round)."""
         return self.draw(nodes, server_round)
 
     @property
@@ -192,10 +216,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return type(self).select is not ScreenedStrategy.select
 
     def require_members(self, count: int) -> None:
-        """Raise ConfigError where a round of so many members cannot be weighed."""
+        """Raise ConfigError if a round of ``count`` members cannot be weighed."""
 
     def stateful(self) -> dict[str, Stateful]:
-        """Return the parts that remember earlier rounds, by name."""
+        """Return the parts that remember earlier rounds, by name; checkpoints keep their states."""
         parts: dict[str, Stateful] = {
             "nodes": self.nodes,
             "failures": self.failures,
@@ -207,30 +231,31 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return parts
 
     def take_back(self) -> None:
-        """Be told that the model, which is still there, goes back to the one before the last step.
+        """Prepare for the model's return to the one before the last step; called just before it.
 
-        A subclass that remembers the last step forgets it; what it has learned of members stays.
+        A subclass that remembers the last step forgets it. It keeps what it learned about members.
         """
         self.stages.take_back()
         self.intake.take_back()
 
     def learned(self) -> dict[str, Stateful]:
-        """Return those parts that learn from a round's updates, by name.
+        """Return the parts that learn from a round's updates, by name.
 
-        They forget a round that an error ended: its number comes again. What members have failed
-        in, and what they have changed on their side, stays.
+        They forget a round that an error ended, since a round with its number will be run again.
+        The other parts do not: a member's failures, and what members have changed on their side,
+        stay as they are.
         """
         others = {"nodes", "failures", *self.intake.stateful()}
         return {name: part for name, part in self.stateful().items() if name not in others}
 
     def forget_given_up(self) -> None:
-        """Forget what was learned in a round that an error ended, before it was complete."""
+        """Forget what was learned in a round that an error ended before it was complete."""
         super().forget_given_up()
         self._memory.forget_after(self.completed_rounds, self.learned())
 
     @property
     def weight_scores(self) -> dict[str, float]:
-        r"""Each client's :math:`\Omega`, by what logs call it (see ``identify``)."""
+        r"""Each client's weight score :math:`\Omega`, by the client's name in logs."""
         if self.ledger is None:
             return {}
         scores = self.ledger.scores
@@ -239,7 +264,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of the strategy's own copy of the model, by name; empty: it has none."""
+        """The shapes of the strategy's own copy of the model, by name; empty if it has none."""
         if self.validation is None:
             return {}
         return self.validation.shapes
@@ -253,7 +278,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if self.fraction_train == 0.0:
             return []
         self._memory.clear()
-        # What cannot be averaged is refused right here. A model that was taken back stays so.
+        # Raises if the model cannot be averaged. If `arrays` is a model that was taken back, the
+        # one in its place is kept.
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
         present = self._call_roster(server_round, earlier, grid)
@@ -272,7 +298,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def take_in_replies(
         self, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Screen the replies, weigh them, and combine them into the new model."""
+        """Screen the replies, weigh them, and combine them into the new model.
+
+        Returns
+        -------
+        tuple of ArrayRecord and MetricRecord
+            The model to go on with, or ``None`` if the round gives none, so that the model stays;
+            and the clients' metrics, ``None`` if there are none.
+        """
         current = self.current
         if current is None or not current.asked:
             return None, None
@@ -287,18 +320,29 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             self._count_failures(current)
         except TrainingFailedError as error:
             error.__cause__ = current.error
-            self._failure = error  # It ends the run as soon as the round is over.
+            self._failure = error  # It ends the run once callbacks have seen the round's end.
         metrics = self._train_metrics(current)
         arrays = current.arrays
         current.release()
         return arrays, metrics
 
     def aggregate(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
-        """Return where a round leads, and the weights that its updates were given.
+        """Return the model that a round leads to, and the weights of its updates.
 
-        Through the stages before weighing, weights, and step. Any error fails the round: it may
-        come out of a stage, the rule, or a user's model or loss. Weight scores, and what stages
-        remember, are then as before.
+        The stages change the updates, :meth:`weigh` weighs them, and the stages choose the step.
+        An error in a stage, the rule, or a user's model or loss fails the round. In that case
+        weight scores, and what the stages remember, are restored to what they were before.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The m accepted replies.
+
+        Returns
+        -------
+        tuple of ModelVectors and Aggregation
+            The new model, before a server optimizer moves it on; and the weights ``[m]`` with
+            their scores.
         """
         learned = self.learned()
         self._memory.keep(updates.server_round, learned)
@@ -307,14 +351,16 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         except Exception as error:
             self._memory.forget_after(self.completed_rounds, learned)
             if isinstance(error, OutOfRangeError) and self.stages.optimizer is not None:
-                # What it carries on may be why: all later rounds would fail alike.
+                # The momentum that it carries may be the cause: then every later round would fail.
                 self.stages.optimizer.restart()
             raise
 
     def _weigh_and_combine(self, updates: RoundUpdates) -> tuple[ModelVectors, Aggregation]:
+        """Do what :meth:`aggregate` describes, without restoring anything after an error."""
         whose = type(self).__name__
         staged = self.stages.before(updates)
-        # A rule that returns a step gets the updates as short as they count.
+        # A rule that returns a step uses the updates itself: it gets them shortened. With weights,
+        # the factors are multiplied in later, so that scores see updates at full length.
         rows = staged if self.combines_updates else staged.shortened()
         in_place = (
             f"{whose} changes updates in place while it weighs them: work on a copy, "
@@ -341,19 +387,22 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     # -- how it asks
 
     def members_of(self, server_round: int) -> Collection[ClientNode]:
-        """Return who was drawn for the round that goes on."""
+        """Return the members drawn for ``server_round``; none if that is not the current round."""
         if self.current is None or self.current.round != server_round:
             return ()
         return self.current.members
 
     def _call_roster(self, server_round: int, earlier: Mapping[int, Asked], grid: Grid) -> Present:
-        """Return who is online, and who of them may be drawn."""
+        """Wait for enough nodes, and return those online and those that may be drawn.
+
+        ``earlier`` are the unanswered questions of earlier rounds, by node.
+        """
         needed = max(self.min_train_nodes, 1)
         awaited = needed
         key = "min_train_nodes"
         if self._is_first_round:
             require_nodes(self, grid, draws_by_itself=self.draws_by_itself)
-            # Before the first round more may be waited for.
+            # Only before the first round does a run wait for min_available_nodes.
             if self.min_available_nodes > needed:
                 awaited = self.min_available_nodes
                 key = "min_available_nodes"
@@ -364,14 +413,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def _draw_members(
         self, present: Present, server_round: int, *, is_alone: bool
     ) -> list[ClientNode]:
-        """Return who of those present trains in this round.
+        """Draw the members that train in this round from the nodes present.
 
-        ``is_alone`` says that no reply to an earlier round is awaited in it.
+        ``is_alone`` says that the round waits for no reply to an earlier round.
         """
         self.online = present.online
 
         def select(nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-            # A subclass's own may return anything.
+            # A subclass's `select` may return anything: check it.
             selected = selection_of(
                 f"{type(self).__name__}.select", self.select(nodes, server_round)
             )
@@ -385,7 +434,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return members
 
     def _warn_of_nobody(self, server_round: int) -> None:
-        """Say once that nobody was drawn: such a round is in no record."""
+        """Warn once that ``select`` drew no client: nothing else records such a round."""
         if self._told_of_nobody:
             return
         self._told_of_nobody = True
@@ -398,11 +447,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
 
     @property
     def _is_first_round(self) -> bool:
-        """Whether nobody was asked yet, in this run or an earlier one."""
+        """Whether no client has been asked yet, in this run or in the run that it resumes."""
         return not (self._has_asked or self.completed_rounds)
 
     def require_updates(self, count: int, allowed: str) -> int:
-        """Return how many updates are weighed of so many, on which a round may close.
+        """Return how many updates :meth:`weigh` gets if a round closes with ``count`` of them.
+
+        They are fewer where a stage replaces clients by groups.
 
         Raises
         ------
@@ -417,7 +468,23 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         server_round: int,
         probabilities: NDArray[np.float64] | None = None,
     ) -> list[ClientNode]:
-        """Draw ``fraction_train`` of all nodes online, but only from ``nodes``."""
+        """Draw a round's clients from ``nodes``.
+
+        Parameters
+        ----------
+        nodes : sequence of ClientNode
+            The nodes that may be drawn.
+        server_round : int
+            The round: the draw depends on (seed, round).
+        probabilities : ndarray, optional
+            ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
+
+        Returns
+        -------
+        list of ClientNode
+            As many as ``fraction_train`` and the pace's ``ask_more`` say of all nodes online, not
+            only of ``nodes``; at least ``min_train_nodes``; all ``nodes`` if they are fewer.
+        """
         size = number_drawn(self, max(len(self.online), len(nodes)))
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
@@ -425,7 +492,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def _close_when_answered(
         self, num_members: int, earlier: Mapping[int, Asked], grid: Grid
     ) -> Closing:
-        """Return until when replies are waited for, and let the grid know."""
+        """Return when the round stops waiting for replies, and tell the grid."""
         closing = self._patience.closing(num_members, earlier)
         grid_screens = self._open_run is not None and self._open_run.screens
         if isinstance(grid, ScreenedGrid) and grid_screens:
@@ -440,7 +507,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         earlier: Mapping[int, Asked],
         grid: Grid,
     ) -> Round:
-        """Begin the round's record; ``earlier`` are the questions that are still to be answered."""
+        """Begin the round's record; ``earlier`` are unanswered questions of earlier rounds."""
         self.current = Round(
             server_round,
             num_online=len(present.online),
@@ -466,21 +533,28 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     # -- how it takes in what comes
 
     def _screen(self, current: Round, replies: Iterable[Message]) -> float:
-        """Screen the replies to a round, and return when they had all been waited for."""
+        """Screen a round's replies, and note them in its record.
+
+        Returns
+        -------
+        float
+            The time (``time.perf_counter``) at which the round would have ended if screening
+            took no time: what lies before it is waiting, what comes after it the server's work.
+        """
         screening = self.intake.collect(
             current.round, replies, current.asked, self._closing, self.stages.arrive
         )
         screened_at = time.perf_counter() - screening.seconds
         current.accepted = screening.accepted
         current.refused = screening.refused
-        # Late replies are to older models.
+        # Only members of this round count here: late replies are to older models.
         newly_failed = self.failures.first_errors(current.refused_of_members)
         most_fail = 2 * newly_failed > len(current.members)
         current.is_models_fault = most_fail and not self.model.is_proven
         return screened_at
 
     def _advance(self, current: Round) -> None:
-        """Move the global model on by the accepted replies, if they allow it."""
+        """Move the global model on by the accepted replies, or note why it stays."""
         obstacle = self._find_obstacle(current)
         if obstacle is not None:
             fail(current, self.model, obstacle)
@@ -495,9 +569,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             is_suspect = isinstance(error, DivergedError)
             fail(current, self.model, Obstacle(str(error), suspect=is_suspect))
             return
-        except Exception as error:  # out of a user's model or loss, as likely as not
+        except Exception as error:  # Any error, since a user's model or loss may raise it.
             current.error = error
-            # It may come from the model that was sent: an older one is known to work.
+            # The model that was sent may be the cause, and an older one is known to work.
             fail(current, self.model, Obstacle(with_place(error), suspect=True))
             return
         current.aggregation = aggregation
@@ -507,7 +581,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             self._step(current, updates, vectors, aggregation)
 
     def _find_obstacle(self, current: Round) -> Obstacle | None:
-        """Return why a round's replies are not weighed; ``None``: they are."""
+        """Return why a round's replies cannot be weighed; ``None`` if they can."""
         noise_for = 0
         if self._open_run is not None:
             noise_for = self._open_run.noise_for
@@ -522,7 +596,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         vectors: ModelVectors,
         aggregation: Aggregation,
     ) -> None:
-        """Move the model on to where the round leads, and record the step."""
+        """Move the model to ``vectors``, and record the step."""
         nodes = [reply.node for reply in current.accepted]
         before = self.model.vectors
         current.arrays = self.model.advance(vectors)
@@ -532,7 +606,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current.step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
 
     def _tell_of_round(self, current: Round) -> None:
-        """Let the intake and callbacks take in a round's step, and the round."""
+        """Tell the intake and the callbacks of a round, and of its step if there was one."""
         accepted = [reply.node for reply in current.accepted]
         self.intake.close(current.round, accepted, stepped=current.step is not None)
 
@@ -544,11 +618,12 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.tell(notify)
 
     def _count_failures(self, current: Round) -> None:
-        """Count members that gave no usable reply, and rounds that made no model of usable ones.
+        """Count the members that gave no usable reply, and whether the round failed on the server.
 
-        Where the model is why most of its members fail, only late replies to older ones count. A
-        round whose replies lead nowhere is not counted: clients could end the run by such, and
-        those that have learned all there is change nothing either.
+        If most members fail because of the model, they are not counted; only late replies to older
+        models are. A round whose usable replies leave the model where it is does not count as
+        failed: otherwise clients could end the run by sending such replies, and clients that have
+        learned all there is send them as well.
         """
         if current.is_models_fault:
             self.failures.update_late(current)
@@ -559,32 +634,32 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.failures.update(current, why_failed=why_failed)
 
     def _train_metrics(self, current: Round) -> MetricRecord | None:
-        """Return the members' metrics, as the strategy averages them."""
+        """Return the members' metrics, aggregated by ``train_metrics_aggr_fn``."""
         records = [reply.reported.records for reply in current.accepted]
         return aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
 
     # -- what it remembers
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on."""
+        """Return all that a run needs to go on, except the model."""
         return {name: part.state_dict() for name, part in self.stateful().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned; set ``completed_rounds`` as well."""
+        """Restore what :meth:`state_dict` returned; the caller also sets ``completed_rounds``."""
         for name, part in self.stateful().items():
             part.load_state_dict(state[name])
 
     # -- before its rounds
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Take the model that a run begins with, and tell callbacks, before anybody is asked.
+        """Check the model that a run begins with, take it, and tell callbacks of the start.
 
         Raises
         ------
         ConfigError, ValueError
-            If the model cannot be averaged, is not the one that the strategy was given, or not the
-            one that an earlier run has led to; or a stage, rule or callback remembers another
-            strategy's rounds.
+            If the model cannot be averaged; if it does not fit the strategy's own copy of the
+            model, or is not the model that an earlier run of this strategy ended with; or if a
+            stage, rule or callback remembers the rounds of another strategy.
         """
         require_record(initial_arrays)
         require_constructed(self)
@@ -601,23 +676,27 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         claim(remembering, self._key)
 
     def _remembering(self) -> list[object]:
-        """Return what remembers rounds: stages, rules, and callbacks that have a state."""
+        """Return all that remembers rounds: stages, parts of the strategy, and callbacks."""
         callbacks = [callback for callback in self.callbacks if isinstance(callback, Stateful)]
         return [*self.stages.remembering, *self.stateful().values(), *callbacks]
 
     def summary(self) -> None:
-        """Log every setting; where a wrapper adds noise, see that it is made for the weights."""
+        """Log every setting; raise ConfigError if a wrapper's noise does not fit the weights."""
         wrapper = calling_wrapper()
         if wrapper is not None:
             require_equal_weights(wrapper, self.why_weights_differ())
         super().summary()
 
     def why_weights_differ(self) -> str:
-        """Return why members of equal examples may have different weights; empty: they have not."""
+        """Return why members with equally many examples may differ in weight; empty: they cannot.
+
+        Flower's wrappers for differential privacy add noise for equal weights (see
+        :mod:`fedif_flower.server.noise`).
+        """
         return f"{type(self).__name__} weighs them by what they send"
 
     def _require_noise_fits(self, wrapper: NoiseWrapper, arrays: ArrayRecord) -> None:
-        """Raise ConfigError where a wrapper's noise does not hide what a member may add."""
+        """Raise ConfigError if a wrapper adds too little noise to hide a member's update."""
         require_equal_weights(wrapper, self.why_weights_differ())
         vectors = self.model.receive(arrays)
         if vectors.buffers.numel() or vectors.counters:

@@ -1,4 +1,4 @@
-"""What a strategy's parts remembered before a round, so that they can forget it again."""
+"""The states of a strategy's parts before a round, to which they return if the round is undone."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from fedif_flower.server.rule import Stateful
 
 
 class RoundMemory:
-    """The states of parts before the last round."""
+    """Keeps the states that a strategy's parts had before the last round learned anything."""
 
     def __init__(self) -> None:
         self._server_round = 0
         self._states: dict[str, Any] = {}
 
     def keep(self, server_round: int, parts: Mapping[str, Stateful]) -> None:
-        """Keep what parts remember, by their names, before they learn from a round."""
+        """Save the state of each part, by name, before the parts learn from a round."""
         self._server_round = server_round
         self._states = {name: part.state_dict() for name, part in parts.items()}
 
     def clear(self) -> None:
-        """Keep nothing: the last round is complete, and is not forgotten any more."""
+        """Drop the saved states: the last round is complete, and will not be undone any more."""
         self._server_round = 0
         self._states = {}
 
     def forget_after(self, server_round: int, parts: Mapping[str, Stateful]) -> None:
-        """Let parts forget the last round, if it came after this one."""
+        """Restore the saved states, if they are from before a round later than ``server_round``.
+
+        Otherwise the last round is complete, and the parts keep what they learned in it.
+        """
         if self._server_round > server_round:
             for name, part in parts.items():
                 part.load_state_dict(self._states[name])

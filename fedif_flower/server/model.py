@@ -1,4 +1,7 @@
-"""The model that a federation trains: as clients receive it, and as the vectors of the maths."""
+"""The global model: as the record that clients receive, and as the vectors that are computed with.
+
+It also checks that the server's own copies of the model, such as a validation set's, fit it.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from fedif_flower.words import enumerated
 
 
 class OutOfRangeError(ValuationError):
-    """A model is not finite, in the type in which clients receive it."""
+    """A new model is not finite once it has the dtypes in which clients receive it."""
 
 
 T = TypeVar("T")
@@ -32,7 +35,7 @@ NO_STAGES = Stages()
 
 
 def require_record(arrays: object) -> None:
-    """Raise ConfigError unless a run begins with arrays, in a record."""
+    """Raise ConfigError unless a run's initial model is an ArrayRecord that is not empty."""
     if not isinstance(arrays, ArrayRecord):
         raise ConfigError(
             f"initial_arrays is of type {type(arrays).__name__}; allowed: an ArrayRecord, as "
@@ -51,22 +54,25 @@ def require_shapes(
     tied: Mapping[str, str] | None = None,
     names: Names | None = None,
 ) -> None:
-    """Raise ConfigError unless a model of one's own has every array that is sent, of its shape.
+    """Raise ConfigError unless the server's own copy of the model fits the arrays that are sent.
+
+    It fits if it has every array that is sent, in the same shape, and if every parameter that it
+    trains is sent.
 
     Parameters
     ----------
     whose : str
-        Who was given the model.
+        The object that holds the copy, for errors.
     shapes : mapping of str to sequence of int
-        Of its parameters and buffers, by name.
+        The shapes of the copy's parameters and buffers, by name.
     arrays : mapping of str to Array
-        The model that a run begins with.
+        The model that a run begins with, as it is sent.
     trained : sequence of str
-        Those of the model's parameters that have to be sent.
+        The names of the copy's parameters that have to be sent.
     tied : mapping of str to str, optional
-        Second names of its arrays, and their first names.
+        From the second name of an array of the copy (tied weights) to its first name.
     names : mapping of str to str, or callable, optional
-        What the model calls an array, by the name under which it is sent.
+        From the name under which an array is sent to its name in the copy.
     """
     name_in_model = names_in_model(names, arrays)  # By the name under which an array is sent.
     sent = set(name_in_model.values())
@@ -74,7 +80,7 @@ def require_shapes(
     unsent = [name for name in trained if name not in sent]
     if unknown or unsent:
         others = [name for name in shapes if name not in sent]
-        # Arrays that are sent under a second name of one that should have been.
+        # A parameter that seems not to be sent may be sent under its second name.
         sent_by_second_name = {}
         for name, in_model in name_in_model.items():
             first_name = (tied or {}).get(in_model)
@@ -92,16 +98,16 @@ def require_shapes(
 
 
 def require_judge(whose: str, validation: Validation, model: GlobalModel) -> None:
-    """Raise ConfigError unless a validation set judges the very model that is trained.
+    """Raise ConfigError unless a validation set's model is the model that is trained.
 
     Parameters
     ----------
     whose : str
-        Who was given the validation set.
+        The object that was given the validation set, for errors.
     validation : Validation
-        The validation set, with a model.
+        The validation set, with its model.
     model : GlobalModel
-        That of the strategy, with the first arrays.
+        The strategy's model, which has received its first arrays.
     """
     layout = model.layout
     trained = validation.parameter_names
@@ -115,16 +121,16 @@ def require_judge(whose: str, validation: Validation, model: GlobalModel) -> Non
 
 
 def require_judges(stages: Stages, own: Validation | None, model: GlobalModel) -> None:
-    """Raise ConfigError where a stage judges steps of another model by held-out data.
+    """Raise ConfigError if a stage has a validation set whose model is not the one trained.
 
     Parameters
     ----------
     stages : Stages
-        Those of the strategy.
+        The strategy's stages.
     own : Validation, optional
-        The validation set that the strategy was given itself.
+        The strategy's own validation set: it was checked before.
     model : GlobalModel
-        That of the strategy, with the first arrays.
+        The strategy's model, which has received its first arrays.
     """
     for stage in stages:
         judge = getattr(stage, "validation", None)
@@ -135,14 +141,14 @@ def require_judges(stages: Stages, own: Validation | None, model: GlobalModel) -
 def warn_of_own_statistics(
     whose: str, shapes: Mapping[str, Sequence[int]], layout: ParameterLayout
 ) -> None:
-    """Warn where members keep batch norm's statistics: the server judges by its own then.
+    """Warn if batch norm's statistics are not sent: the server then uses those of its own copy.
 
     Parameters
     ----------
     whose : str
-        Who was given a model.
+        The object that holds a copy of the model, for the warning.
     shapes : mapping of str to sequence of int
-        Of that model's parameters and buffers, by name.
+        The shapes of the copy's parameters and buffers, by name.
     layout : ParameterLayout
         The arrays that are sent.
     """
@@ -157,31 +163,39 @@ def warn_of_own_statistics(
 
 
 class GlobalModel:
-    """A record and its vectors, and the last model from which a round succeeded.
+    """The global model, and the last *proven* model, to which it can be taken back.
+
+    A model is proven once a round that began from it has led to a new one; the model that a run
+    begins with counts as proven. A new model may not work: most clients may fail on it, or its
+    loss may not be finite. It is then replaced by the last proven one.
 
     Parameters
     ----------
     trainable_keys : sequence of str, optional
-        See :class:`~fedif_flower.messages.layout.ParameterLayout`.
+        The names of the trainable parameters
+        (see :meth:`~fedif_flower.messages.layout.ParameterLayout.from_arrays`).
     tied_keys : mapping of str to str, optional
-        Second names of arrays (tied weights), and their first names.
+        From the second name of an array (tied weights) to its first name.
     stages : Stages
-        Their server optimizer, if they have one, moves the model on after the round's own step.
+        The stages, whose server optimizer, if there is one, moves the model on after the round's
+        own step.
     names : mapping of str to str, or callable, optional
-        What the keys call an array, by the name under which it is sent.
+        From the name under which an array is sent to its name in ``trainable_keys`` and
+        ``tied_keys``.
     before_take_back : callable, optional
-        Is called where a model is about to be taken back; default: the stages are told.
+        Called just before the model is taken back. Default: ``stages.take_back``.
 
     Attributes
     ----------
     layout : ParameterLayout
-        Where the arrays of the record lie in the vectors; like the rest, from the first model on.
+        Where the arrays of the record lie in the vectors. It and the attributes below exist once
+        the first model was received.
     record : ArrayRecord
         The model as clients receive it.
     vectors : ModelVectors
         The model as vectors, on the CPU.
     replaced : ModelVectors, optional
-        The last model in the place of which another one was received, such as the same with noise.
+        The model before a loop sent another one in its place, such as the same with noise added.
     """
 
     layout: ParameterLayout
@@ -202,9 +216,9 @@ class GlobalModel:
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys
         self._names = names
-        self._proven: ArrayRecord | None = None  # The last from which a round succeeded.
-        self._earlier: ArrayRecord | None = None  # That one, of a run that goes on.
-        self._taken_back: ArrayRecord | None = None  # The last that was.
+        self._proven: ArrayRecord | None = None  # The last proven model; None before the first.
+        self._earlier: ArrayRecord | None = None  # The proven model of the run that is resumed.
+        self._taken_back: ArrayRecord | None = None  # The last model that was taken back.
 
     @property
     def named_buffers(self) -> dict[str, Tensor]:
@@ -213,25 +227,25 @@ class GlobalModel:
 
     @property
     def is_proven(self) -> bool:
-        """Whether there is no other model to go back to."""
+        """Whether the model is proven itself, so that there is no other one to go back to."""
         return self._proven is self.record
 
     @property
     def way_back(self) -> ArrayRecord | None:
-        """The model that this one may yet be taken back to; ``None``: it is this one."""
+        """The proven model to which this one may be taken back; ``None`` if it is this one."""
         return None if self.is_proven else self._proven
 
     def require_copy(
         self, whose: str, shapes: Mapping[str, Sequence[int]], arrays: Mapping[str, Array]
     ) -> None:
-        """Raise ConfigError unless a strategy's own copy of the model is of the shapes sent.
+        """Raise ConfigError unless a strategy's own copy of the model fits the arrays sent.
 
         Parameters
         ----------
         whose : str
-            The strategy.
+            The strategy's name, for errors.
         shapes : mapping of str to sequence of int
-            Of its copy's parameters and buffers, by name; empty: it has none.
+            The shapes of the copy's parameters and buffers, by name; empty if it has no copy.
         arrays : mapping of str to Array
             The model that a run begins with.
         """
@@ -247,9 +261,9 @@ class GlobalModel:
         )
 
     def go_on(self, earlier: ArrayRecord) -> None:
-        """Take a model to go back to: the one that a run goes on with has not proved to work.
+        """Set the proven model of a run that is resumed, before :meth:`begin`.
 
-        It is of the layout of that one, which is to be begun with.
+        The model that the run is resumed with is not proven yet. ``earlier`` has the same layout.
         """
         self._earlier = earlier
 
@@ -259,8 +273,8 @@ class GlobalModel:
         Raises
         ------
         ConfigError
-            If there was an earlier run, and it is not the model that this has led to: lengths,
-            losses and directions that were learned are that one's.
+            If this object has had an earlier run, and ``arrays`` are not the model which that run
+            ended with: the strategy has learned lengths, losses and directions of that model.
         ValueError, ReplyError
             As :meth:`receive` does.
         """
@@ -272,16 +286,16 @@ class GlobalModel:
         self.receive(arrays)
 
     def receive(self, arrays: ArrayRecord) -> ModelVectors:
-        """Make a record the global model and return its vectors.
+        """Make a record the global model, and return its vectors.
 
-        The model that is global already is not unpacked again. In the place of one that was taken
-        back stays the one that it was taken back to: another loop than the strategy's own may not
-        know of it.
+        If ``arrays`` are the global model already, nothing changes. Nothing changes either if
+        they are the model that was taken back last: a loop that is not the strategy's own may not
+        know that it was, and sends it again.
 
         Raises
         ------
         ValueError, ReplyError
-            If the record is none that can be averaged, or not of the first one's layout.
+            If the record cannot be averaged, or does not have the first record's layout.
         """
         if self._proven is None:
             self.layout = ParameterLayout.from_arrays(
@@ -289,7 +303,7 @@ class GlobalModel:
             )
         elif arrays is self._taken_back or arrays is self.record or arrays == self.record:
             return self.vectors
-        vectors = self.layout.to_vectors(arrays)  # An error leaves the model that was.
+        vectors = self.layout.to_vectors(arrays)  # If it raises, the old model is still in place.
         if self._proven is not None:
             self.replaced = self.vectors
         self.record = arrays
@@ -299,29 +313,29 @@ class GlobalModel:
         return self.vectors
 
     def continues(self, vectors: ModelVectors) -> bool:
-        """Tell whether it is a model still, or what was received in the place of that."""
+        """Tell whether the global model is still ``vectors``, or a model sent in their place."""
         return self.vectors is vectors or self.replaced is vectors
 
     def stands_still(self, vectors: ModelVectors) -> bool:
-        """Tell whether a round's result is the model that it began with, to the last bit."""
+        """Tell whether a round's result ``vectors`` equals the current model, bit for bit."""
         if self._optimizer and self._optimizer.moves_on:
-            return False  # Earlier steps lead on.
+            return False  # The optimizer's momentum moves the model even if the round does not.
         is_same = torch.equal(vectors.params, self.vectors.params)
         if is_same and torch.equal(vectors.buffers, self.vectors.buffers):
             return True
         if self._optimizer or not self.layout.narrows:
             return False
-        # Clients receive it in half precision: there a small step may be none.
+        # Clients receive the model in half precision, where rounding may undo a small step.
         return self.layout.to_arrays(vectors) == self.record
 
     def require_range(self, vectors: ModelVectors) -> None:
-        """Raise OutOfRangeError where clients could not be sent what a round leads to.
+        """Raise OutOfRangeError if the model that clients would be sent is not finite.
 
-        A server optimizer may lead to what is not finite, though the vectors are; so may rounding
-        to half precision.
+        ``vectors``, a round's result, are finite. A server optimizer may still lead to values that
+        are not, and so may rounding to half precision.
         """
         if self._proven is None:
-            return  # Who aggregates without a run sends nobody a model.
+            return  # No run has begun (a caller uses `aggregate` alone): no client gets the model.
         if self._optimizer is not None:
             params = self._optimizer.lead(self.vectors.params, vectors.params)
             if not all_finite(params):
@@ -337,7 +351,10 @@ class GlobalModel:
             raise OutOfRangeError(f"the aggregated model is not finite: {error}") from error
 
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
-        """Move on to a round's result; the model before it has proved to work."""
+        """Move to a round's result ``vectors``, and return the new record.
+
+        A server optimizer turns the step into its own first. The model before it is proven now.
+        """
         if self._optimizer is not None:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
             vectors = replace(vectors, params=params)
@@ -346,12 +363,13 @@ class GlobalModel:
         self._taken_back = None
         self.vectors = vectors
         if self.layout.narrows:
-            # Updates begin at what clients receive: who sends that back has changed nothing.
+            # Updates are measured from the rounded model that clients receive: a client that sends
+            # it back unchanged has an update of exactly 0.
             self.vectors = self.layout.to_vectors(self.record)
         return self.record
 
     def take_back(self) -> ArrayRecord | None:
-        """Return to the last model from which a round succeeded; ``None`` if that is this one."""
+        """Go back to the last proven model and return it; ``None`` if there is no other model."""
         if self._proven is None or self.is_proven:
             return None
         logger.error("the model goes back to the last one that worked")
@@ -363,7 +381,7 @@ class GlobalModel:
         return self.record
 
     def ended_with(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return what a loop ended with; where that is nothing, or was taken back, the model."""
+        """Return ``arrays``, or the global model if they are empty or were taken back."""
         if not arrays:
             return self.record
         if arrays is self._taken_back:
@@ -371,13 +389,16 @@ class GlobalModel:
         return arrays
 
     def evaluate_or_take_back(self, evaluate: Callable[[ArrayRecord], T]) -> T:
-        """Return what ``evaluate(record)`` does, and take the model back if it is why that fails.
+        """Return ``evaluate(record)``; if the model makes it fail, take the model back.
+
+        The model is the cause if ``evaluate`` raises on it, and not on the proven model. The result
+        on the proven model is returned then.
 
         Raises
         ------
         Exception
-            What ``evaluate`` raises, if it raises on the last model that worked as well, or if
-            there is none.
+            Whatever ``evaluate`` raises, if it raises on the proven model as well, or if there is
+            no other model to go back to.
         """
         try:
             return evaluate(self.record)

@@ -1,4 +1,4 @@
-"""The clients that are online, which part of the data each holds, and the draw among them."""
+"""The nodes that are online: waiting for them, who they are, and the draw among them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 
-# A node starts a process to answer; on a busy host that has taken over a minute. A node that was
-# too slow is asked again in the next rounds: in all it delays a run by at most their product.
+# A node starts a process to answer a query; on a busy host that has taken over a minute. A node
+# that is too slow is asked again in the next rounds. So a silent node delays a run by at most
+# QUERY_TIMEOUT * MOST_QUESTIONS seconds in all.
 QUERY_TIMEOUT = 60.0
 MOST_QUESTIONS = 3
 NODE_TIMEOUT = 600.0  # Seconds to wait for nodes that are not online yet.
 _POLL_SECONDS = 0.1
-_MOST_DRAWS = 1000  # Of a whole round, while it has too few clients.
+_MOST_DRAWS = 1000  # How often `sample_independently` draws a round anew if it has too few clients.
 
-
+# Returns who the nodes with these ids are.
 Identify = Callable[[Grid, Sequence[int]], Iterable[ClientNode]]
 
 
 def identify_by_registration(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Name simulated nodes: Flower registers them in the order of their partitions."""
+    """Return simulated nodes with their partitions, in whose order Flower registers them."""
     asked_for = set(node_ids)
     return [
         ClientNode(partition_id, node_id, is_simulated=True)
@@ -51,22 +52,23 @@ def identify_by_query(
     timeout: float = QUERY_TIMEOUT,
     on_reply: Callable[[Message], None] = lambda _: None,
 ) -> list[ClientNode]:
-    """Ask each node which partition it holds; a node that answers nonsense stays unknown.
+    """Ask each node which partition it holds, and return the nodes.
 
-    Its name is the one that the operator gave it at registration.
+    A node that does not answer, or answers nonsense, has no partition. A node's name is the one
+    that the operator gave it at registration.
 
     Parameters
     ----------
     grid : Grid
-        The way to the nodes.
+        The connection to the nodes.
     node_ids : sequence of int
-        Whom to ask.
+        The nodes to ask.
     question : RecordDict, optional
-        What else they are asked.
+        The content of the query; default: empty.
     timeout : float
-        Seconds to wait.
+        Seconds to wait for the answers.
     on_reply : callable
-        Is told of each node's reply, which may be an error or nonsense.
+        Called with each reply of a node that was asked; it may be an error or nonsense.
     """
     content = RecordDict() if question is None else question
     messages = [
@@ -89,7 +91,7 @@ def identify_by_query(
 def nodes_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
     """Return nodes with the names that the operator gave them, and without a partition.
 
-    In a simulation they are numbered by their order.
+    In a simulation their names are "client 0", "client 1" ... in the order of registration.
     """
     names = {}
     if is_simulated(grid):
@@ -105,11 +107,11 @@ def nodes_by_name(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
 
 
 def identify_unasked(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Name nodes without a question to them: an app of one's own need not answer any.
+    """Return who nodes are without asking them: a user's own client app need not answer queries.
 
-    Simulated ones are their partitions, others are called what the operator calls them. In a
-    simulation Flower draws other node ids in every run: by these, neither the order in which
-    clients are drawn nor their scores would be the same again.
+    Simulated nodes get their partitions; others get the names that the operator gave them. In a
+    simulation Flower draws new node ids in every run. If clients were known by these ids, neither
+    the draws nor the scores of a run could be reproduced.
     """
     if is_simulated(grid):
         return identify_by_registration(grid, node_ids)
@@ -117,7 +119,7 @@ def identify_unasked(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
 
 
 def identify_clients(grid: Grid, node_ids: Sequence[int]) -> list[ClientNode]:
-    """Name nodes by registration order in a simulation, and by asking them elsewhere."""
+    """Return who nodes are: by registration order in a simulation, by asking them elsewhere."""
     if is_simulated(grid):
         return identify_by_registration(grid, node_ids)
     return identify_by_query(grid, node_ids)
@@ -130,7 +132,7 @@ def _ids_by_age(grid: Grid) -> list[int]:
 
 
 def is_simulated(grid: Grid) -> bool:
-    """Return whether the nodes are simulated, so that only their partitions tell who they are."""
+    """Return whether the nodes are simulated: partitions, not ids, then say who they are."""
     grid = _unwrapped(grid)
     return bool(getattr(grid, "simulated", _is_flowers_simulation(grid)))
 
@@ -138,30 +140,30 @@ def is_simulated(grid: Grid) -> bool:
 def wait_for_nodes(
     grid: Grid, at_least: int, timeout: float, key: str, known: Iterable[ClientNode] = ()
 ) -> list[int]:
-    """Wait until enough nodes are online; return the ids of all that are, in order.
+    """Wait until enough nodes are online, and return the sorted ids of all that are.
 
-    A wait is logged at once and every ten seconds. In a simulation, and where a grid says by
-    ``most_nodes`` how many there can be, nobody waits for more.
+    A wait is logged at once and every ten seconds. If there can never be ``at_least`` nodes (in a
+    simulation, or in a grid whose ``most_nodes`` is smaller), it raises instead of waiting.
 
     Parameters
     ----------
     grid : Grid
-        The way to the nodes.
+        The connection to the nodes.
     at_least : int
-        How many are needed, >= 1.
+        The number of nodes needed, >= 1.
     timeout : float
         Seconds to wait, >= 0.
     key : str
-        The argument or setting that asks for so many, for errors.
+        The argument or setting that asks for ``at_least`` nodes, for errors.
     known : iterable of ClientNode
-        Nodes of earlier rounds: those of them that are not online are named.
+        Nodes of earlier rounds: the log names those that are not online.
 
     Raises
     ------
     ConfigError
-        If fewer are simulated, or can come.
+        If there can never be so many nodes.
     TrainingFailedError
-        If there are too few when the time is over.
+        If there are too few nodes when the time is over.
     """
     node_ids = sorted(grid.get_node_ids())
     require_enough(grid, at_least, key)
@@ -180,7 +182,7 @@ def wait_for_nodes(
                 f"{count} after {timeout:g} s: start more SuperNodes, or set a lower {key}"
             )
         if now >= due:
-            # A warning: it is seen in programs that configure no logging, too.
+            # A warning: Python prints it even in programs that configure no logging.
             who = _who_is_there(grid, known)
             logger.warning("%s%s; waiting for more, %.0f s at most", count, who, left)
             due += REPORT_SECONDS
@@ -190,7 +192,7 @@ def wait_for_nodes(
 
 
 def _who_is_there(grid: Grid, known: Iterable[ClientNode]) -> str:
-    """Return who is online and who is not any more, as far as they have names."""
+    """Return words that name the nodes online, as far as they have names, and the missing ones."""
     online = {node.node_id: node.name for node in grid.get_nodes()}
     words = ""
     there = enumerated(label(node_id, name) for node_id, name in online.items() if name)
@@ -203,18 +205,19 @@ def _who_is_there(grid: Grid, known: Iterable[ClientNode]) -> str:
 
 
 def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
-    """Return the ids of all simulated nodes, in order.
+    """Return the sorted ids of all simulated nodes, once all of them are registered.
 
-    Flower registers them while the ServerApp begins, and hands messages out when it is done. So
-    one node is asked something: whatever it answers, all of them are there by then.
+    Flower registers the nodes while the ServerApp already runs, and delivers messages only when
+    all are registered. So this function sends one node an empty query: once that is answered, in
+    whatever way, all nodes are there.
 
     Raises
     ------
     TrainingFailedError
-        If none answers in time.
+        If no node answers in time.
     """
     if not _is_flowers_simulation(_unwrapped(grid)):
-        return sorted(grid.get_node_ids())  # This package's are there from the beginning.
+        return sorted(grid.get_node_ids())  # This package's own simulations register all at once.
     deadline = time.monotonic() + timeout
     node_ids = list(grid.get_node_ids())
     while not node_ids and time.monotonic() < deadline:
@@ -232,12 +235,12 @@ def simulated_nodes(grid: Grid, timeout: float = NODE_TIMEOUT) -> list[int]:
 
 
 def most_nodes(grid: Grid) -> float:
-    """Return how many nodes a grid can have online, infinite where more may start."""
+    """Return how many nodes a grid can ever have online; infinity if the grid sets no limit."""
     return float(getattr(_unwrapped(grid), "most_nodes", math.inf))
 
 
 def require_enough(grid: Grid, at_least: int, key: str) -> None:
-    """Raise ConfigError where a grid can never have so many nodes."""
+    """Raise ConfigError if a grid can never have ``at_least`` nodes; ``key`` asks for so many."""
     most = most_nodes(grid)
     if most >= at_least:
         return
@@ -250,7 +253,17 @@ def require_enough(grid: Grid, at_least: int, key: str) -> None:
 
 
 def other_number_simulated(num_nodes: int, wanted: int, key: str) -> ConfigError:
-    """Return the error that names both ways out: another number of clients, or of nodes."""
+    """Return the error that a simulation has fewer nodes than a setting wants, with both remedies.
+
+    Parameters
+    ----------
+    num_nodes : int
+        How many nodes are simulated.
+    wanted : int
+        How many the setting wants.
+    key : str
+        The setting.
+    """
     return ConfigError(
         f"{key} = {wanted}, but {num_nodes} nodes are simulated: set {key} = {num_nodes}, or "
         f'simulate {wanted} nodes by --federation-config "num-supernodes={wanted}"'
@@ -258,24 +271,27 @@ def other_number_simulated(num_nodes: int, wanted: int, key: str) -> ConfigError
 
 
 def _unwrapped(grid: Grid) -> Grid:
-    """Return the grid that other grids hand their calls on to."""
+    """Return the innermost grid, to which the grids around it forward their calls."""
     while hasattr(grid, "inner"):
         grid = grid.inner
     return grid
 
 
 def _is_flowers_simulation(grid: Grid) -> bool:
-    """Return whether it is Flower's class for simulations; it is private, so its name tells."""
+    """Return whether a grid is Flower's own for simulations.
+
+    It is recognised by its class's name, since the class is private to Flower.
+    """
     return any(kind.__name__ == "InMemoryGrid" for kind in type(grid).__mro__)
 
 
 def _read_answer(node: ClientNode, content: RecordDict) -> ClientNode:
-    """Return a node as its answer describes it; without a partition if the answer is unusable."""
+    """Return a node with the partition and attack of its answer; without, if that is unusable."""
     try:
         answer = records_of(content, ConfigRecord)["node"]
         partition_id = answer["partition-id"]
         attack = answer["attack"]
-        # A bool is an int, too.
+        # `type` and not isinstance: a bool is an int, too.
         if type(partition_id) is int and 0 <= partition_id < 2**31 and isinstance(attack, str):
             return replace(node, partition_id=partition_id, attack=attack)
         note = f"claims partition {partition_id!r:.40}"
@@ -292,18 +308,23 @@ def sample_clients(
     generator: np.random.Generator,
     probabilities: NDArray[np.float64] | None = None,
 ) -> list[ClientNode]:
-    """Draw a round's clients without replacement; all where there are no more.
+    """Draw a round's clients without replacement; all nodes if there are no more than ``size``.
 
     Parameters
     ----------
     nodes : sequence of ClientNode
-        Who may be drawn, ordered by partition id.
+        The nodes that may be drawn, ordered by partition id.
     size : int
-        How many (see :func:`~fedif_flower.arithmetic.share_of`).
+        How many to draw (see :func:`~fedif_flower.arithmetic.share_of`).
     generator : numpy.random.Generator
-        Made for (purpose, seed, round): the draw depends on nothing else.
+        A new generator for (purpose, seed, round), so that the draw can be reproduced.
     probabilities : ndarray, optional
         ``[len(nodes)]``, > 0, sums to 1; ``None``: uniform.
+
+    Returns
+    -------
+    list of ClientNode
+        The nodes drawn, in the order of ``nodes``.
     """
     most = min(size, len(nodes))
     chosen = generator.choice(len(nodes), size=most, replace=False, p=probabilities)
@@ -313,18 +334,24 @@ def sample_clients(
 def sample_independently(
     nodes: Sequence[ClientNode], chance: float, least: int, generator: np.random.Generator
 ) -> list[ClientNode]:
-    """Draw each client with the same chance, whoever else is drawn; all anew while too few are.
+    """Draw each client independently with probability ``chance``; draw anew while too few come.
 
     Parameters
     ----------
     nodes : sequence of ClientNode
-        Who may be drawn, ordered by partition id.
+        The nodes that may be drawn, ordered by partition id.
     chance : float
-        Of each client, in (0, 1].
+        The probability with which each client is drawn, in (0, 1].
     least : int
-        How many a round needs; all take part where there are no more.
+        How many clients a round needs; all take part if there are no more.
     generator : numpy.random.Generator
-        Made for (purpose, seed, round): the draw depends on nothing else.
+        A new generator for (purpose, seed, round), so that the draw can be reproduced.
+
+    Returns
+    -------
+    list of ClientNode
+        The nodes drawn, in the order of ``nodes``. If no draw reaches ``least`` clients, ``least``
+        of them are drawn uniformly.
     """
     if len(nodes) <= least:
         return list(nodes)
@@ -333,5 +360,5 @@ def sample_independently(
         chosen = np.flatnonzero(tosses < chance).tolist()
         if len(chosen) >= least:
             return [nodes[index] for index in chosen]
-    # Where so few clients hardly ever come, a round that has enough has just so many.
+    # If so many clients hardly ever come, a round that has enough has most likely exactly `least`.
     return sample_clients(nodes, least, generator)

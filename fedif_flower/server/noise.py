@@ -1,10 +1,10 @@
-"""Flower's wrappers for central differential privacy: whether what they assume is so.
+"""Checks that Flower's wrappers for central differential privacy add enough noise.
 
-A wrapper shortens updates to a length C, lets the strategy combine them, and adds noise of standard
-deviation z C / m to the new model, with m its ``num_sampled_clients``. That hides one member where
-none counts for more than 1 / m, whatever is sent: the noise has to be z times the sensitivity,
-which is C times the largest weight. Flower's own ``FedAvg`` weighs by examples, and its wrappers
-look at that only where they have an accountant.
+A wrapper clips updates to a length C, lets the strategy combine them, and adds noise of standard
+deviation z C / m to the new model, with z its noise multiplier and m its ``num_sampled_clients``.
+The noise has to be z times the sensitivity, which is C times the largest weight. So it hides a
+member only if no member's weight can exceed 1 / m, whatever members send. Flower's own ``FedAvg``
+weighs by examples, and the wrappers check for equal weights only if they have an accountant.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ NoiseWrapper = (
     | DifferentialPrivacyServerSideAdaptiveClipping
     | DifferentialPrivacyClientSideAdaptiveClipping
 )
-_HANDED_ON = ("summary", "configure_train", "aggregate_train")  # By a wrapper to what it wraps.
+# The methods in which a wrapper calls the method of the same name of the strategy that it wraps.
+_HANDED_ON = ("summary", "configure_train", "aggregate_train")
 
 
 def calling_wrapper() -> NoiseWrapper | None:
-    """Return the wrapper by which this is called, if there is one.
+    """Return the wrapper that calls the strategy, if there is one.
 
-    A wrapper tells the strategy that it holds nothing of itself, and leaves no trace in what it
-    hands on. So the frames are asked who calls; strategies between the two, whoever wrote them,
-    make no difference. A wrapper whose own loop is further out, as of a federation of federations
-    in one process, calls other methods.
+    A wrapped strategy has no reference to its wrapper, and its arguments show no trace of it. So
+    this function looks for the wrapper among the callers, on the stack of frames. There may be
+    other strategies between the two. Only frames of the methods that a wrapper hands on count:
+    if a whole federation runs inside a client of a wrapped one, in the same process, the frames of
+    the outer wrapper are those of other methods.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -48,14 +50,14 @@ def calling_wrapper() -> NoiseWrapper | None:
 
 
 def require_equal_weights(wrapper: NoiseWrapper, why_not: str) -> None:
-    """Raise ConfigError where members may count for more than a wrapper's noise is made for.
+    """Raise ConfigError if members may have larger weights than a wrapper's noise allows.
 
     Parameters
     ----------
     wrapper : NoiseWrapper
-        Adds the noise.
+        The wrapper that adds the noise.
     why_not : str
-        Why weights may differ; empty: they do not.
+        Why the weights of members may differ; empty if they cannot.
     """
     if why_not:
         raise ConfigError(
@@ -67,14 +69,14 @@ def require_equal_weights(wrapper: NoiseWrapper, why_not: str) -> None:
 
 
 def why_noise_is_too_small(examples: Sequence[float], num_clients: int) -> str:
-    """Return why a mean by examples has a member that counts for more than 1 / num_clients.
+    """Return why a member may have a weight above ``1 / num_clients``; empty if none has.
 
     Parameters
     ----------
     examples : sequence of float
-        What each of the round's members counts for.
+        The examples by which each of the round's accepted replies is weighed.
     num_clients : int
-        The m that the noise is made for.
+        The number m of members that the noise is made for.
     """
     if len(set(examples)) > 1:
         return (

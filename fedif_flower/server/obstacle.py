@@ -1,4 +1,4 @@
-"""Why a round takes no step, and what becomes of the model then."""
+"""Reasons why a round makes no new model, and what happens to the model then."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ logger = logging.getLogger(__name__)
 
 
 class Obstacle(NamedTuple):
-    """Why a round makes no model, and whether the model that was sent is suspected of it."""
+    """Why a round makes no model, and whether the model that was sent may be the cause."""
 
     reason: str
     suspect: bool
 
 
 def find_obstacle(current: Round, *, min_valid_replies: int, noise_for: int = 0) -> Obstacle | None:
-    """Return why a round's replies, which are screened, are not weighed; ``None``: they are.
+    """Return why a round's screened replies cannot be weighed; ``None`` if they can.
 
     Parameters
     ----------
     current : Round
-        The round, with its replies.
+        The round, with its accepted and refused replies.
     min_valid_replies : int
-        How many replies have to be usable.
+        How many replies have to be accepted.
     noise_for : int
-        For how many members somebody else adds noise to the new model; 0: nobody does.
+        The number of members for which a wrapper's noise is made (see
+        :mod:`fedif_flower.server.noise`); 0 if no noise is added.
     """
     if current.is_models_fault:
         return Obstacle("most clients fail on this model", suspect=True)
     accepted = current.accepted
     if len(accepted) < min_valid_replies:
-        # Where nonsense is all that came, the model that was sent may be why; what came late is
-        # of an older model.
+        # If every reply that came from a member of this round was refused, the model that it was
+        # sent may be the cause. Late replies were trained on older models: they do not count here.
         refused = any(reply.status == "refused" for reply in current.refused_of_members)
         reason = f"{len(accepted)} valid replies, {min_valid_replies} needed"
         return Obstacle(reason, suspect=refused and not accepted)
@@ -51,16 +52,16 @@ def find_obstacle(current: Round, *, min_valid_replies: int, noise_for: int = 0)
 
 
 def fail(current: Round, model: GlobalModel, obstacle: Obstacle) -> None:
-    """Keep the model, or take it back if it is suspected to be the cause.
+    """Record that a round failed; keep the model, or take it back if it may be the cause.
 
     Parameters
     ----------
     current : Round
         The round's record.
     model : GlobalModel
-        The model that the round was to move on.
+        The global model.
     obstacle : Obstacle
-        Why it cannot.
+        Why the round makes no new model.
     """
     current.status = "failed"
     current.reason = printable(obstacle.reason)
@@ -72,18 +73,21 @@ def fail(current: Round, model: GlobalModel, obstacle: Obstacle) -> None:
 def stand_still(
     current: Round, model: GlobalModel, updates: RoundUpdates, aggregation: Aggregation
 ) -> None:
-    """Keep the model, since the accepted replies lead nowhere.
+    """Record that a round's accepted replies leave the model where it is.
+
+    The status is ``"kept"`` if every update has weight 0, which the rule decided; otherwise
+    ``"failed"``.
 
     Parameters
     ----------
     current : Round
         The round's record.
     model : GlobalModel
-        The model that the round was to move on.
+        The global model.
     updates : RoundUpdates
         The accepted replies.
     aggregation : Aggregation
-        What they were given.
+        Their weights.
     """
     current.status = "failed"
     if aggregation.gives_nobody_weight:
@@ -94,7 +98,7 @@ def stand_still(
 
 
 def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str:
-    """Return why a round's accepted replies lead nowhere."""
+    """Return words that say why a round's accepted replies leave the model where it is."""
     if aggregation.gives_nobody_weight:
         return "every accepted update has weight 0"
     if not bool(updates.squared_norms.any()):

@@ -1,4 +1,4 @@
-"""Flower's older API, which no strategy here serves: each way into it ends in one sentence."""
+"""Refusals of Flower's older API, which no strategy here supports, each with what to do instead."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.text import MESSAGE_API
 
-# How its strategies' arguments are called now; empty: there is no such thing.
+# From an argument of the older API's strategies to its present name; empty: there is none.
 _ARGUMENTS: Mapping[str, str] = MappingProxyType(
     {
         "fraction_fit": "fraction_train",
@@ -29,14 +29,14 @@ _ARGUMENTS: Mapping[str, str] = MappingProxyType(
 
 
 def refuse_older_arguments(strategy: str, names: Iterable[str]) -> None:
-    """Raise ConfigError for an argument of the older API's strategies.
+    """Raise ConfigError if an unknown argument is one of the older API's strategies.
 
     Parameters
     ----------
     strategy : str
-        What was called with them.
+        The name of the strategy that was called.
     names : iterable of str
-        Those of its keyword arguments that it does not have.
+        The keyword arguments that the strategy does not have.
     """
     for name in names:
         if name not in _ARGUMENTS:
@@ -47,14 +47,14 @@ def refuse_older_arguments(strategy: str, names: Iterable[str]) -> None:
 
 
 class MessageApiOnly:
-    """Refuses to be the strategy of the older API's server, workflows and wrappers."""
+    """A base of strategies that refuses the calls of the older API's server and workflows."""
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: Flower's older API begins with this."""
+        """Refuse: this is the first method that Flower's older API calls."""
         self._refuse()
 
     def configure_fit(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: Flower's older API asks whom to train by this."""
+        """Refuse: Flower's older API asks this method which clients train."""
         self._refuse()
 
     def _refuse(self) -> NoReturn:

@@ -1,4 +1,8 @@
-"""A run that goes on, whoever goes through its rounds: our own loop, or somebody else's."""
+"""The state of a run between its first round and its last.
+
+Its rounds are gone through by the strategy's own ``start``, or by another loop that calls Flower's
+methods itself (a strategy that wraps this one, or a user's own loop).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from flwr.serverapp.strategy import Result
 from fedif_flower.messages.screened_grid import believable, screened, unguessable
 
 logger = logging.getLogger(__name__)
-ENDS_RUNS = "_fedif_ends_runs"  # The mark of a `start` that does.
+ENDS_RUNS = "_fedif_ends_runs"  # The attribute that marks a `start` which `with_an_end` returned.
 
 
 @dataclass
@@ -26,27 +30,32 @@ class OpenRun:
     Attributes
     ----------
     loops_grid, grid : Grid
-        The way to the clients as its loop has it, and the same with replies that are screened.
+        The connection to the clients that the loop uses; and the same, wrapped so that replies are
+        screened.
     is_own : bool
-        Whether :meth:`~fedif_flower.server.run.RunningStrategy.start` goes through its rounds;
-        else another loop does.
+        Whether the strategy's own :meth:`~fedif_flower.server.run.RunningStrategy.start` goes
+        through the rounds; otherwise another loop does.
     is_over : bool
-        Whether a callback has ended it, though its loop goes on.
+        Whether a callback has ended the run although the other loop goes on.
     server_round : int
-        The last round that began; 0 before the first.
+        The last round that began, as this package counts; 0 before the first.
     last_combined, last_examined : int
-        The last round whose replies were combined, and after which callbacks looked at the model;
-        -1: they have not looked at the first one.
+        The last round whose replies were combined; and the last round after which callbacks looked
+        at the model. ``last_examined`` is -1 if they have not looked at the initial model yet.
     loop_round : int
-        What its loop calls the last round that began.
+        The number that the other loop gives to the last round that began.
     round_offset : int
-        By how much ``server_round`` is larger: what is started again goes on counting.
+        ``server_round - loop_round``: a loop that starts again counts from 1 again, and the
+        strategy goes on counting.
     noise_for : int
-        Of how many members each noise hides that is added to the round's model; 0: none is.
+        The number of members for which a wrapper's noise is made (see
+        :mod:`fedif_flower.server.noise`); 0 if no noise is added.
     trained, evaluated : list of Message
-        What was sent to clients by a grid that screens no reply.
+        The last messages that asked clients to train, and to evaluate, if the loop's grid does not
+        screen replies: replies are matched with them. Otherwise empty.
     outer : BaseException, optional
-        What was being handled as it began: another one ends it.
+        The exception that was being handled when the run began. If another one is being handled
+        when it ends, an error has ended the run.
     """
 
     loops_grid: Grid
@@ -65,7 +74,7 @@ class OpenRun:
 
     @property
     def screens(self) -> bool:
-        """Whether the loop's grid screens replies itself."""
+        """Whether the loop's own grid screens replies."""
         return self.grid is self.loops_grid
 
     @property
@@ -74,43 +83,55 @@ class OpenRun:
         return not self.is_over and self.last_examined < self.last_combined
 
     def give_secret_ids(self, messages: list[Message]) -> list[Message]:
-        """Give messages ids by which their replies are told, and return them.
+        """Give messages random ids, so that replies can be matched with them; return them.
 
-        Where the loop's grid does that, they stay as they are, and none is returned.
+        If the loop's grid screens replies, it gives the ids itself: the messages stay as they are,
+        and an empty list is returned.
         """
         if self.screens:
             return []
         return unguessable(messages)
 
     def reach_by(self, grid: Grid) -> Grid:
-        """Return a loop's grid with replies that are screened."""
+        """Return the loop's ``grid``, wrapped so that replies are screened."""
         if grid is not self.loops_grid:
             self.loops_grid = grid
             self.grid = screened(grid)
         return self.grid
 
     def begin_round(self, loop_round: int, completed_rounds: int) -> None:
-        """Take in what its loop calls the round that begins."""
+        """Begin a round: set ``server_round`` from the number that the loop gives it.
+
+        Parameters
+        ----------
+        loop_round : int
+            The loop's own number of the round.
+        completed_rounds : int
+            The rounds that the strategy completed before, in this run or in earlier ones.
+        """
         is_first = self.server_round == 0
         is_repeated = loop_round == self.loop_round
         if is_first:
             self.round_offset = max(completed_rounds + 1 - loop_round, 0)
         elif is_repeated and self.last_combined == self.server_round:
-            self.round_offset += 1  # The same number once more, for another round.
+            # The loop uses one number for several rounds. (If the last round was not combined, the
+            # loop repeats that round, which keeps its number.)
+            self.round_offset += 1
         self.loop_round = loop_round
         self.server_round = loop_round + self.round_offset
 
 
 def with_an_end(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``start`` of a subclass's own, after which the run has ended for callbacks too.
+    """Wrap a subclass's own ``start`` so that it ends the run, and screens replies.
 
-    Its rounds go over a grid on which no reply is believed, as those of
-    :meth:`~fedif_flower.server.run.RunningStrategy.start` do.
+    The wrapped ``start`` tells callbacks of the end of the run. Each grid among its arguments is
+    replaced by one that screens replies, as in
+    :meth:`~fedif_flower.server.run.RunningStrategy.start`.
     """
 
     @wraps(start)
     def start_and_end(strategy: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy.end()
+        strategy.end()  # A run that another loop has left open.
         is_nested = strategy._ends_by_itself
         strategy._ends_by_itself = True
         args = tuple(_screen_a_grid(value) for value in args)
@@ -129,19 +150,27 @@ def with_an_end(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _screen_a_grid(value: Any) -> Any:
-    """Return a grid with replies that are screened, and any other value as it is."""
+    """Return a grid wrapped so that replies are screened, and any other value as it is."""
     return screened(value) if isinstance(value, Grid) else value
 
 
 def replies_to(sent: Sequence[Message], replies: Iterable[Message]) -> Iterable[Message]:
-    """Return the replies to messages that were sent by a grid that does not screen them.
+    """Return the replies that a loop's grid returned, matched with the messages that were sent.
 
     Parameters
     ----------
     sent : sequence of Message
-        What was sent; empty: the grid itself says what is a reply.
+        The messages, if the grid does not screen replies; empty if it does: ``replies`` are
+        returned as they are then.
     replies : iterable of Message
-        What it returned.
+        What the grid returned.
+
+    Returns
+    -------
+    iterable of Message
+        Replies that are credited to the node that was asked (see
+        :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`). If the loop has sent other
+        messages than the strategy's, whose ids are not known, ``replies`` as they are.
     """
     if not sent:
         return replies

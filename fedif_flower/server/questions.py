@@ -1,4 +1,4 @@
-"""How a round asks its members: until when it waits, and the messages that it sends them."""
+"""How a round asks its members: the messages that it sends, and how long it waits for replies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from fedif_flower.server.record import Round
 
 logger = logging.getLogger(__name__)
 
-# Returns what a node's message holds beside the model and the settings, by name.
+# Returns the records that one node's message holds beside the model and the settings, by name.
 Enclose = Callable[[ClientNode], Mapping[str, ConfigRecord | ArrayRecord]]
 
 
 class Patience:
-    """Until when rounds wait for replies; it warns once of a quorum that is never reached.
+    """Says when each round stops waiting; warns once if a round has fewer members than the quorum.
 
     Parameters
     ----------
     pace : Pace
-        How long a round waits.
+        The settings: how long a round waits.
     """
 
     def __init__(self, pace: Pace) -> None:
@@ -35,14 +35,14 @@ class Patience:
         self._has_warned = False
 
     def closing(self, num_members: int, earlier: Mapping[int, Asked]) -> Closing:
-        """Return until when a round waits.
+        """Return when a round stops waiting for replies.
 
         Parameters
         ----------
         num_members : int
-            How many it asks.
+            How many members the round asks.
         earlier : mapping of int to Asked
-            The questions of earlier rounds that are still to be answered, by node.
+            The unanswered questions of earlier rounds whose replies still count, by node.
         """
         quorum = self._pace.quorum
         at_work = num_members + len(earlier)
@@ -58,16 +58,16 @@ class Patience:
 
 
 def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Asked]) -> None:
-    """Note in a round's record who is asked about which model, and when.
+    """Note in a round's record which members are asked, with which model, and when.
 
     Parameters
     ----------
     current : Round
         The round, with its members.
     sent : ModelVectors
-        The model that they are sent.
+        The model that the members are sent.
     earlier : mapping of int to Asked
-        The questions of earlier rounds that are still to be answered, by node.
+        The unanswered questions of earlier rounds whose replies still count, by node.
     """
     current.asked_at = time.perf_counter()
     questions = {
@@ -79,16 +79,17 @@ def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Ask
 def training_messages(
     members: Sequence[ClientNode], content: RecordDict, enclosing: Sequence[Enclose]
 ) -> list[Message]:
-    """Return the messages by which a round's members are asked to train.
+    """Return the messages that ask a round's members to train.
 
     Parameters
     ----------
     members : sequence of ClientNode
-        Whom they go to.
+        The members that get a message each.
     content : RecordDict
-        The model and the settings, the same for all.
+        The model and the settings, the same for all members.
     enclosing : sequence of callable
-        Each says what a member gets beside them; of two records of one name the later one is sent.
+        Each returns further records for one member. If two return a record of the same name, the
+        later one is sent.
     """
     return [
         Message(_addressed(content, node, enclosing), node.node_id, MessageType.TRAIN)
@@ -97,7 +98,7 @@ def training_messages(
 
 
 def _addressed(content: RecordDict, node: ClientNode, enclosing: Sequence[Enclose]) -> RecordDict:
-    """Return a round's content with what is for one node alone."""
+    """Return a round's ``content`` with the further records for one node."""
     enclosed: dict[str, ConfigRecord | ArrayRecord] = {}
     for enclose in enclosing:
         enclosed |= enclose(node)
