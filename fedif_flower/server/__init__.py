@@ -1,1 +1,1 @@
-"""Who plays a round: its loop, its members, its model and its record."""
+"""The server's half of a round: its loop, its members, its model and its record."""

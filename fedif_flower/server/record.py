@@ -1,4 +1,8 @@
-"""The record of one round: whom it asks, what came back, where that leads; written as it is."""
+"""The record of one round: whom it asks, what comes back, and the model that this leads to.
+
+It also holds the tables of all rounds: lines for ``rounds.csv`` and ``clients.csv``, and
+:class:`History`.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RoundStatus = Literal["advanced", "kept", "failed"]
-"""What a round made of the model: a new one; nothing, as the rule decided; or nothing."""
+"""``"advanced"``: there is a new model. ``"kept"``: the rule gave every update the weight 0, so the
+model stays. ``"failed"``: the model stays, or was taken back, for any other reason."""
 
-# What a rule says of each client, by the name that it has in an Aggregation, and its column.
+# The figures of each client: from their attribute of an Aggregation to their column.
 _COLUMN_OF_FIGURE = {
     "scores": "score",
     "normalized": "normalized",
@@ -42,12 +47,29 @@ _COLUMN_OF_FIGURE = {
 
 @dataclass(frozen=True)
 class ClientReport:
-    """One client in one round; a number is ``None`` where the rule has no such thing.
+    """One client in one round; a number is ``None`` if it is not known, or the rule gives none.
 
-    ``status`` is what became of it, ``rejection`` why it is not ``"accepted"``; ``note`` says what
-    is odd about a client or its reply that was accepted nevertheless. ``claimed_examples`` are
-    those that it reported, where it counts for fewer. ``asked_in`` is the round in which it was
-    asked, where that is an earlier one.
+    Attributes
+    ----------
+    node : ClientNode
+        The client.
+    status : str
+        ``"accepted"`` or why there is no usable reply
+        (see :data:`~fedif_flower.messages.screening.ReplyStatus`).
+    rejection : str
+        The reason in words; empty if the reply was accepted.
+    num_examples : float, optional
+        The number of examples for which its update counts.
+    train_seconds, train_loss : float, optional
+        The duration and the loss of its training, as it reported them.
+    score, normalized, weight_score, accumulative_influence, weight : float, optional
+        The rule's figures of the client (see :class:`~fedif_flower.round.Aggregation`).
+    note : str
+        What is odd about the client or its reply; empty if nothing is.
+    claimed_examples : float, optional
+        The number of examples that it reported, if it counts for fewer.
+    asked_in : int, optional
+        The round in which it was asked, if that is an earlier one.
     """
 
     node: ClientNode
@@ -66,7 +88,7 @@ class ClientReport:
     asked_in: int | None = None
 
     def line(self, server_round: int) -> dict[str, Any]:
-        """Return its line of ``clients.csv``, by column."""
+        """Return the client's line of ``clients.csv``, by column."""
         values = dict(vars(self))
         node = values.pop("node")
         return {
@@ -79,26 +101,29 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class Step:
-    r"""A round's step as it was taken.
+    r"""A step that a round took, as a sum of clients' updates.
 
     .. math:: w_t - w_{t-1} = \sum_k \theta_k \sum_i a_i^{(t-k)} u_i^{(t-k)}
 
-    with :math:`u_i^{(s)}` the updates of the round s that made a step, :math:`a_i^{(s)}` the
-    coefficients applied to them and :math:`\theta_k` what a step counts for k steps later.
+    with :math:`w_t` the model after the t-th round that took a step, :math:`u_i^{(s)}` the updates
+    of the s-th such round, :math:`a_i^{(s)}` the coefficients by which they were multiplied, and
+    :math:`\theta_k` the factor that a server optimizer gives to the step of k steps before. Without
+    a server optimizer :math:`\theta_0` is 1, and the others are 0.
 
     Attributes
     ----------
     updates : RoundUpdates
-        The replies :math:`u_i`. Their memory is used again for the next round's: what is needed
-        until its replies come must be copied.
+        The replies with their updates :math:`u_i`. Their memory is reused as soon as replies of
+        the next round come: copy what you need for longer.
     nodes : sequence of ClientNode
-        Who sent them, in the same order.
+        The clients that sent them, in the same order.
     before, after : ModelVectors
         The model that the clients received, and the one that the step led to, on the CPU.
     aggregation : Aggregation
-        ``applied`` holds :math:`a_i`.
+        The weights; its ``applied`` holds the coefficients :math:`a_i`.
     shares : tuple of float
-        :math:`\theta_0, \theta_1, \ldots`: empty where no step is carried on.
+        :math:`\theta_0, \theta_1, \ldots`; empty if no server optimizer gives earlier steps a
+        factor.
     """
 
     updates: RoundUpdates
@@ -111,64 +136,68 @@ class Step:
 
 @dataclass
 class Round:
-    """One round, from whom it asks to the model that it leads to.
+    """The record of one round, filled step by step while the round goes on.
 
-    It is filled in the order in which a round happens, and callbacks get it as it is: in
-    ``on_asked`` members are known, in ``on_round`` all but ``metrics``. Afterwards :meth:`release`
-    lets go of what is large; the rest stays in the strategy's history, and is written.
+    Callbacks get it as far as it is filled: in ``on_asked`` the members are known, in ``on_round``
+    everything but ``metrics``. After that :meth:`release` drops what is large. The rest stays in
+    the strategy's history, and is written to ``rounds.csv`` and ``clients.csv``.
 
     Attributes
     ----------
     round : int
-        Its number t, from 1.
+        The round's number t, from 1.
     clients : tuple of ClientReport
-        What became of everybody asked, accepted ones first.
+        A report on each client with an accepted or refused reply, accepted ones first.
     status : str
         ``"advanced"``, ``"kept"`` or ``"failed"`` (see :data:`RoundStatus`).
     reason : str
         Why the model stays, if it does.
     round_seconds, aggregation_seconds, evaluation_seconds : float
-        Until replies were screened; from there to the new model; of its evaluation.
+        The time from asking the members until the last reply, without the time that screening took;
+        the time of screening, weighing and combining the replies; the time of evaluating the new
+        model.
     num_online : int
-        How many were there when it began.
+        The number of nodes online when the round began.
     evaluations : int
         How often the rule evaluated the model on the validation set.
     losses : tuple of float
-        The validation losses at the start of a descent and after each step taken.
+        The validation losses at the start of an influence descent and after each step taken.
     metrics : mapping of str to float
-        Those of the new model, by column of ``rounds.csv``, once it was evaluated.
+        The new model's metrics, by column of ``rounds.csv``, once it was evaluated.
     members : collection of ClientNode
-        Those that get the model now.
+        The clients that are sent the model in this round.
     at_work : collection of ClientNode
-        Those asked in earlier rounds whose replies still count.
+        The clients that were asked in earlier rounds, and whose replies still count.
     online : sequence of ClientNode
-        Everybody who could be reached.
+        All nodes that were online when the round began.
     paused : collection of int
-        The client ids of those left out after errors, reached or not; where too few others can be
-        asked, some of them are asked all the same.
+        The client ids of members that are paused after errors, online or not. If too few others
+        can be asked, paused members are asked all the same.
     candidates : collection of ClientNode
-        Those of whom ``members`` were drawn: neither at work, nor paused or barred
-        unless there are too few others.
+        The nodes from which ``members`` were drawn. They are not at work, and neither paused nor
+        barred, unless too few others are left.
     grid : Grid, optional
-        The way to all of them.
+        The connection to the nodes.
     asked : mapping of int to Asked
-        By node, what members were asked, in this round or an earlier one.
+        By node id, the question to each client whose reply counts, of this round or an earlier one.
     asked_at : float
-        When this round's were, by ``time.perf_counter``.
+        When this round's members were asked, by ``time.perf_counter``.
     accepted : sequence of AcceptedReply
         The replies whose updates count.
     refused : sequence of RefusedReply
-        Who has no usable reply, and why.
+        The clients without a usable reply, and why.
     is_models_fault : bool
-        Whether most members raise an error on the model just made, and did not before.
+        Whether more than half of the members' apps raise an error, without an error the last time
+        that they were asked, on a model that is not proven: the model is taken to be the cause.
     aggregation : Aggregation, optional
-        The weights and scores of the accepted replies, where they lead nowhere too.
+        The weights and scores of the accepted replies, also if they leave the model where it is.
     step : Step, optional
         The step that was taken, if one was.
     arrays : ArrayRecord, optional
-        The model to go on with, where that is another one or was taken back.
+        The model to go on with: the new one, the one that stays because the replies leave it where
+        it is, or the one to which it was taken back. ``None`` if the round failed otherwise.
     error : Exception, optional
-        Why the replies could not be weighed, if they could not.
+        The error because of which the replies could not be weighed, if there was one.
     """
 
     round: int
@@ -182,7 +211,7 @@ class Round:
     evaluations: int = 0
     losses: tuple[float, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
-    # Whom it asks.
+    # Whom the round asks.
     members: Collection[ClientNode] = ()
     at_work: Collection[ClientNode] = ()
     online: Sequence[ClientNode] = ()
@@ -195,7 +224,7 @@ class Round:
     accepted: Sequence[AcceptedReply] = ()
     refused: Sequence[RefusedReply] = ()
     is_models_fault: bool = False
-    # Where that leads.
+    # The model that the replies lead to.
     aggregation: Aggregation | None = None
     step: Step | None = None
     arrays: ArrayRecord | None = None
@@ -203,18 +232,18 @@ class Round:
 
     @property
     def failed(self) -> bool:
-        """Whether there was no step to take, though nobody decided so."""
+        """Whether the model stays although the rule did not decide so."""
         return self.status == "failed"
 
     @property
     def refused_of_members(self) -> list[RefusedReply]:
-        """Who of those that got the model in this round has no usable reply."""
+        """The refused replies of members that were sent the model in this round."""
         members = set(self.members)
         return [reply for reply in self.refused if reply.node in members]
 
     @property
     def failed_late(self) -> list[ClientNode]:
-        """Who was asked in an earlier round, and answered now with an error or nonsense."""
+        """The clients asked in an earlier round whose reply came now, as an error or refused."""
         at_work = set(self.at_work)
         return [
             reply.node
@@ -224,7 +253,7 @@ class Round:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many replies were used, refused, failed and may yet come, by column."""
+        """The numbers of replies that were used, were refused, failed and are late, by column."""
         counted = Counter(client.status for client in self.clients)
         return {
             "accepted": counted["accepted"],
@@ -235,7 +264,7 @@ class Round:
 
     @property
     def train_seconds(self) -> float | None:
-        """The mean of its clients, where they say."""
+        """The mean duration of the clients' training, over those that report it."""
         seconds = [
             client.train_seconds for client in self.clients if client.train_seconds is not None
         ]
@@ -245,11 +274,11 @@ class Round:
 
     @property
     def headline(self) -> str:
-        """What progress shows of it, in a few words; empty where nothing was evaluated."""
+        """The metric that the progress display shows for the round; empty without evaluation."""
         return headline(self.metrics)
 
     def line(self) -> dict[str, Any]:
-        """Return its line of ``rounds.csv``, by column."""
+        """Return the round's line of ``rounds.csv``, by column."""
         return {
             "round": self.round,
             "round_seconds": self.round_seconds,
@@ -267,9 +296,9 @@ class Round:
         }
 
     def report_clients(self) -> None:
-        """Note what became of everybody; warn of refused replies, and of what is odd about others.
+        """Fill ``clients``; warn of each refused reply, and of what is odd about accepted ones.
 
-        To be called once the round is weighed: figures of the aggregation are part of it.
+        Call it once the replies are weighed, since the reports include the aggregation's figures.
         """
         figures = _figures_by_client(self.aggregation, len(self.accepted))
         reports = [
@@ -289,7 +318,7 @@ class Round:
     def _report_accepted(
         self, reply: AcceptedReply, figures: Mapping[str, float | None]
     ) -> ClientReport:
-        """Return what is known of a client whose reply counts."""
+        """Return the report on a client whose reply was accepted."""
         reported = reply.reported
         notes = [note for note in (reply.node.note, *reported.notes) if note]
         return ClientReport(
@@ -308,7 +337,7 @@ class Round:
         )
 
     def _report_refused(self, reply: RefusedReply) -> ClientReport:
-        """Return what is known of a client without a usable reply."""
+        """Return the report on a client without a usable reply."""
         return ClientReport(
             reply.node,
             status=reply.status,
@@ -318,14 +347,14 @@ class Round:
         )
 
     def _earlier_round(self, node: ClientNode) -> int | None:
-        """Return in which earlier round a client was asked; ``None``: in this one, or never."""
+        """Return the earlier round in which a client was asked; ``None``: this one, or none."""
         question = self.asked.get(node.node_id)
         if question is None or question.server_round == self.round:
             return None
         return question.server_round
 
     def release(self) -> None:
-        """Let go of members, replies, updates and models: they are needed in the round alone."""
+        """Drop what only the round itself needs: replies, updates, models, most lists of nodes."""
         self.at_work = ()
         self.online = ()
         self.paused = ()
@@ -343,7 +372,7 @@ class Round:
 def _figures_by_client(
     aggregation: Aggregation | None, num_clients: int
 ) -> list[dict[str, float | None]]:
-    """Return what a rule says of each of the accepted clients, by column of ``clients.csv``."""
+    """Return the rule's figures of each accepted client, by column of ``clients.csv``."""
     figures: list[dict[str, float | None]] = [{} for _ in range(num_clients)]
     for name, column in _COLUMN_OF_FIGURE.items():
         values: Tensor | None = getattr(aggregation, name, None)
@@ -353,16 +382,17 @@ def _figures_by_client(
             figures[place][column] = value
     for of_client in figures:
         weight = of_client.get("weight")
-        # Beside a step of its own no client has a weight: NaN.
+        # A rule that returns a step gives no client a weight: it is NaN, and written as missing.
         if weight is not None and math.isnan(weight):
             of_client["weight"] = None
     return figures
 
 
 def headline(columns: Mapping[str, Any]) -> str:
-    """Return what a line of ``rounds.csv`` says first of the test split, in words.
+    """Return the first metric of the test split in a line of ``rounds.csv``, in words.
 
-    It is the first of the task's metrics, else the accuracy, else the loss.
+    ``"test accuracy 91.3%"``, say. Which metric is first: see :func:`first_metric`. The text is
+    empty if the line has no metric of the test split.
     """
     figures = {}
     for name, value in columns.items():
@@ -377,9 +407,9 @@ def headline(columns: Mapping[str, Any]) -> str:
 
 
 def first_metric(metrics: Collection[str]) -> str:
-    """Return what is shown first: a metric of the task's own, else accuracy, else the loss.
+    """Return the metric to show first: a metric of the task's own, else accuracy, else the loss.
 
-    Empty where there is none of them.
+    Empty if ``metrics`` are empty.
     """
     usual = ("accuracy", "loss")
     for metric in metrics:
@@ -389,14 +419,15 @@ def first_metric(metrics: Collection[str]) -> str:
 
 
 class History:
-    """The reports and metrics of a strategy's rounds, from its first round in this process on.
+    """The records and metrics of the rounds that a strategy has run in this process.
 
     Attributes
     ----------
     rounds : list of Round
-        In order.
+        The records, in order.
     metrics : dict of int to dict
-        By round (0: before the first), what evaluation and callbacks said of its model.
+        By round (0: before the first), the metrics that the user's evaluation and the callbacks
+        gave for its model.
     """
 
     def __init__(self) -> None:
@@ -404,15 +435,15 @@ class History:
         self.metrics: dict[int, dict[str, float]] = {}
 
     def __repr__(self) -> str:
-        """Say how much there is, and how to see it."""
+        """Return the number of rounds, and how to see them."""
         return f"History({len(self.rounds)} rounds; to_pandas() shows them)"
 
     def after(self, last_round: int) -> list[Round]:
-        """Return the rounds after one."""
+        """Return the records of the rounds after ``last_round``."""
         return [record for record in self.rounds if record.round > last_round]
 
     def forget_after(self, last_round: int) -> None:
-        """Forget the rounds after one: they were given up, and are done again."""
+        """Drop the records of rounds after ``last_round``: an error ended them; they are redone."""
         self.rounds = [record for record in self.rounds if record.round <= last_round]
 
     def to_pandas(self, table: Literal["clients", "rounds"] = "clients") -> DataFrame:
@@ -431,7 +462,7 @@ class History:
         ConfigError
             If there is no such table.
         """
-        from pandas import DataFrame  # Nothing else needs it.
+        from pandas import DataFrame  # Imported here, since nothing else needs pandas.
 
         require(table in ("clients", "rounds"), "table", table, "'clients' or 'rounds'")
         if table == "clients":

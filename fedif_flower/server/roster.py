@@ -1,4 +1,8 @@
-"""Who can be asked in a round: known, online, not paused, not at work, not barred."""
+"""The members of a federation: who is online, and who may be asked in a round.
+
+A member may be asked if it is online, not paused after errors, not still at work for an earlier
+round, and not barred by a callback.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +26,20 @@ from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
 
-# Returns those of the nodes that may be drawn in a round.
+# Takes nodes and the round, and returns the nodes that may be drawn in it.
 Admit = Callable[[Sequence[ClientNode], int], Sequence[ClientNode]]
 
 
 @dataclass(frozen=True)
 class Present:
-    """Who is there as a round begins.
+    """The nodes that are there when a round begins.
 
     Attributes
     ----------
     online : sequence of ClientNode
-        Everybody who could be reached.
+        All nodes that are online.
     candidates : sequence of ClientNode
-        Those of them that may be drawn.
+        The nodes among them that may be drawn.
     """
 
     online: Sequence[ClientNode]
@@ -43,20 +47,20 @@ class Present:
 
 
 class Roster:
-    """The members of a federation, and who of them may be drawn in a round.
+    """The members of a federation, and which of them may be drawn in a round.
 
     Parameters
     ----------
     directory : NodeDirectory
-        Knows who is online, and which partition each holds.
+        Knows which nodes are online, and which partition each holds.
     failures : MemberFailures
-        Knows who is paused after errors.
+        Knows which members are paused after errors.
 
     Attributes
     ----------
     admit : list of callable
-        Each takes nodes and the round, and returns those of them that may be drawn; they are asked
-        in their order. A callback that bars members adds to it in its ``on_start``.
+        Filters that are applied in their order: each takes nodes and the round, and returns the
+        nodes that may be drawn. A callback that bars members adds a filter in its ``on_start``.
     """
 
     def __init__(self, directory: NodeDirectory, failures: MemberFailures) -> None:
@@ -65,7 +69,7 @@ class Roster:
         self.admit: list[Admit] = []
 
     def begin(self) -> None:
-        """Bar nobody, as a run begins."""
+        """Remove all filters when a run begins: its callbacks add their own."""
         self.admit.clear()
 
     def call(
@@ -78,22 +82,23 @@ class Roster:
         key: str,
         at_work: Collection[int],
     ) -> Present:
-        """Wait until enough members are there, and return who may be drawn.
+        """Wait until enough members are online, and return them and those that may be drawn.
 
         Parameters
         ----------
         grid : Grid
-            The way to the members.
+            The connection to the members.
         server_round : int
             The round.
         least : int
-            How many a round needs: where fewer are admitted, all that are idle may be drawn.
+            The number of members that a round needs. If the filters leave fewer, they are ignored;
+            so are the pauses if too few members are not paused.
         awaited : int
-            How many have to be online before anybody is asked.
+            The number of members that have to be online before the round asks any.
         key : str
-            The argument that asks for so many, for errors.
+            The argument that asks for ``awaited`` members, for errors.
         at_work : collection of int
-            The nodes that still train on an earlier round's model.
+            The ids of the nodes that still train on an earlier round's model: they are not drawn.
         """
         online = self.directory.online(grid, awaited, key)
         free = self.failures.available(online, server_round, least)
@@ -115,20 +120,23 @@ class Roster:
 
 
 class _LastOnline(NamedTuple):
-    """The nodes that were online in the last round: their ids, and who they are."""
+    """The nodes that were online in the last round: their ids, and their descriptions."""
 
     node_ids: Sequence[int] = ()
     nodes: Sequence[ClientNode] = ()
 
 
 class NodeDirectory:
-    """The nodes that are online, and their partitions; each node is asked at most three times.
+    """The nodes seen so far, with their partitions, and which of them are online.
+
+    A node is identified when it is first seen. If it does not say which partition it holds, it is
+    asked again in later rounds, at most three times in all.
 
     Parameters
     ----------
     identify : callable, optional
-        ``identify(grid, node_ids)`` names nodes not known yet. ``None``: nobody is asked which
-        partition it holds (:func:`identify_unasked`).
+        ``identify(grid, node_ids)`` returns who nodes are that are not known yet. ``None``:
+        :func:`~fedif_flower.server.nodes.identify_unasked`, which sends no queries.
     timeout : float
         Seconds to wait for enough nodes.
     """
@@ -136,24 +144,25 @@ class NodeDirectory:
     def __init__(self, identify: Identify | None, timeout: float) -> None:
         self._identify = identify or identify_unasked
         self._timeout = timeout
-        self._known: dict[int, ClientNode] = {}
-        self._questions: Counter[int] = Counter()
+        self._known: dict[int, ClientNode] = {}  # By node id.
+        self._questions: Counter[int] = Counter()  # How often each node was asked who it is.
+        # The nodes that claimed the same partition as another one, when `online` last looked.
         self._contested: set[int] = set()
         self._last_online = _LastOnline()
 
     @property
     def known(self) -> list[ClientNode]:
-        """Every node ever seen."""
+        """All nodes seen so far, in the order of their partitions."""
         return sorted(self._known.values())
 
     def meet(self, nodes: Iterable[ClientNode]) -> None:
-        """Know nodes that were asked already: they are not asked again."""
+        """Add nodes that were identified elsewhere, so that they are not asked again."""
         for node in nodes:
             self._known[node.node_id] = node
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on: partition, attack and name by lasting node id."""
-        # A simulation gives its nodes other ids in the next process.
+        """Return what a checkpoint keeps: partition, attack and name by node id."""
+        # Simulated nodes are left out: they have other ids in the next process.
         lasting = [node for node in self._known.values() if not node.is_simulated]
         return {"known": {node.node_id: _saved(node) for node in lasting}}
 
@@ -165,13 +174,13 @@ class NodeDirectory:
     def online(
         self, grid: Grid, at_least: int, key: str = "min_available_nodes"
     ) -> Sequence[ClientNode]:
-        """Wait until ``at_least`` nodes are online; return all ordered by partition id.
+        """Wait until ``at_least`` nodes are online; return all that are, ordered by partition id.
 
-        ``key`` and errors are those of :func:`wait_for_nodes`.
+        ``key`` and errors are those of :func:`~fedif_flower.server.nodes.wait_for_nodes`.
         """
         node_ids = wait_for_nodes(grid, at_least, self._timeout, key, self._known.values())
         if node_ids == self._last_online.node_ids:
-            # Of a million members that are still the same ones nothing is found out again.
+            # The same nodes as in the last round: with a million members, this saves the work.
             return self._last_online.nodes
         unknown = [node_id for node_id in node_ids if self._is_unknown(node_id)]
         self._identify_nodes(grid, unknown)
@@ -179,13 +188,13 @@ class NodeDirectory:
         online = self._claimed_once([self._known[node_id] for node_id in node_ids])
         online.sort(key=lambda node: (node.partition_id, node.node_id))
         if any(self._is_unknown(node_id) for node_id in unknown):
-            self._last_online = _LastOnline()  # They are asked again.
+            self._last_online = _LastOnline()  # So that the next round asks the unknown ones again.
         else:
             self._last_online = _LastOnline(node_ids, online)
         return online
 
     def _identify_nodes(self, grid: Grid, node_ids: Sequence[int]) -> None:
-        """Find out who nodes are; one that nobody names stays unknown."""
+        """Identify nodes, and remember them; a node that ``identify`` leaves out stays unknown."""
         self._questions.update(node_ids)
         identified: dict[int, ClientNode] = {}
         if node_ids:
@@ -194,9 +203,13 @@ class NodeDirectory:
             self._known[node_id] = identified.get(node_id) or ClientNode(UNKNOWN_PARTITION, node_id)
 
     def _warn_of_successors(self, new_ids: Sequence[int], online_ids: Sequence[int]) -> None:
-        """Warn of nodes that say they hold what one that is offline held: they begin anew."""
+        """Warn of new nodes that claim the partition of a node that is now offline.
+
+        A node id is a member's identity, so that a new one begins without the old one's score.
+        """
         new_nodes = [self._known[node_id] for node_id in new_ids]
-        if all(node.is_simulated for node in new_nodes):  # Their partitions are who they are.
+        # A simulated node's identity is its partition: it keeps its score under another id.
+        if all(node.is_simulated for node in new_nodes):
             return
         offline = self._known.keys() - online_ids
         held_before = {self._known[node_id].partition_id for node_id in offline}
@@ -211,7 +224,7 @@ class NodeDirectory:
             )
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
-        """Return what clients are called, known or not, by their ids; all different."""
+        """Return a name for each client id, known or not; all names are different."""
         names = {node.client_id: node.called for node in self._known.values()}
         labels = {}
         for client_id in client_ids:
@@ -219,7 +232,7 @@ class NodeDirectory:
         return all_different(labels)
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
-        """Give a partition that several nodes claim to none of them."""
+        """Return the nodes, where a partition that several of them claim is given to none."""
         claims = Counter(node.partition_id for node in nodes)
         claims[UNKNOWN_PARTITION] = 0
         contested_before = self._contested
@@ -236,7 +249,7 @@ class NodeDirectory:
         return settled
 
     def _is_unknown(self, node_id: int) -> bool:
-        """Tell whether a node has to be identified, once more if it has not said who it is."""
+        """Tell whether a node has to be identified, for the first time or once more."""
         node = self._known.get(node_id)
         if node is None:
             return True
@@ -247,11 +260,11 @@ class NodeDirectory:
 
 
 def _saved(node: ClientNode) -> list[Any]:
-    """Return what a checkpoint keeps of a node, beside its id."""
+    """Return what a checkpoint keeps about a node, besides its id."""
     return [node.partition_id, node.attack, node.name]
 
 
 def _read(node_id: int, saved: Sequence[Any]) -> ClientNode:
-    """Return a node of which a checkpoint keeps what :func:`_saved` returned."""
+    """Return the node for which :func:`_saved` returned ``saved``."""
     partition_id, attack, name = saved
     return ClientNode(partition_id, node_id, attack, name)

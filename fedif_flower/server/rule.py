@@ -1,4 +1,4 @@
-"""What a strategy weighs by: a rule, what of it remembers rounds, and where a step leads."""
+"""The protocols of a rule and of a part that remembers rounds; checks of what a rule returns."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedif_flower.tasks.structures import describe
 class Rule(Protocol):
     """Takes a round's updates; returns weights ``[m]`` as an Aggregation, or a step ``[d]``.
 
-    Strategies are rules by their :meth:`~fedif_flower.strategies.ScreenedStrategy.weigh`; any other
-    callable by :class:`~fedif_flower.strategies.robust_rule.RobustRule`.
+    A strategy has its rule in :meth:`~fedif_flower.strategies.ScreenedStrategy.weigh`. Any other
+    callable becomes a strategy by :class:`~fedif_flower.strategies.robust_rule.RobustRule`.
     """
 
     def __call__(self, updates: RoundUpdates) -> Aggregation | Tensor:
-        """Return what the rule makes of the updates."""
+        """Return the weights ``[m]`` of the updates, or the step ``[d]`` to take."""
         ...
 
 
@@ -34,33 +34,33 @@ class Rule(Protocol):
 class Stateful(Protocol):
     """A part that remembers earlier rounds.
 
-    Its state is made of dicts, lists, Python's own numbers (no NumPy's), strings, ``None`` and
-    tensors, so that it can be read back without running code. Clients are named in it by their
+    Its state consists of dicts, lists, Python's own numbers (not NumPy's), strings, ``None`` and
+    tensors: a checkpoint can then be read without running code. The state names clients by their
     lasting ``client_id`` (see :class:`~fedif_flower.messages.client_node.ClientNode`).
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on; later rounds do not change it."""
+        """Return all that a run needs to go on, as a copy that later rounds do not change."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned."""
         ...
 
 
-# The attribute of a part that remembers rounds, by which it is known whose rounds they are.
+# The attribute of a part that remembers rounds: the key of the strategy whose rounds they are.
 _ROUNDS_OF = "_rounds_of"
 
 
 def require_own(parts: Iterable[object], key: object) -> None:
-    """Raise ConfigError where a part remembers the rounds of another strategy.
+    """Raise ConfigError if a part remembers the rounds of another strategy.
 
     Parameters
     ----------
     parts : iterable of object
-        What remembers rounds.
+        The strategy's parts that remember rounds.
     key : object
-        Stands for the strategy, as in :func:`claim`.
+        The strategy's key, with which it calls :func:`claim`.
     """
     for part in parts:
         if getattr(part, _ROUNDS_OF, key) is not key:
@@ -71,10 +71,11 @@ def require_own(parts: Iterable[object], key: object) -> None:
 
 
 def claim(parts: Iterable[object], key: object) -> None:
-    """Note that parts remember the rounds of one strategy from now on."""
+    """Mark parts as remembering the rounds of the strategy that has this key."""
     for part in parts:
-        with suppress(AttributeError):  # One with __slots__ has no room for it.
-            object.__setattr__(part, _ROUNDS_OF, key)  # Frozen dataclasses, too.
+        with suppress(AttributeError):  # An object with __slots__ cannot be marked.
+            # `object.__setattr__` also works on frozen dataclasses.
+            object.__setattr__(part, _ROUNDS_OF, key)
 
 
 def require_answer(
@@ -86,32 +87,34 @@ def require_answer(
     said_by: str,
     sets_lengths: bool = False,
 ) -> Aggregation | Tensor:
-    """Return a rule's answer.
+    """Return a rule's answer, checked.
 
     Parameters
     ----------
     answer : object
-        What the rule returned.
+        The value that the rule returned.
     updates : RoundUpdates
-        What it was given: m updates of a model ``[d]``.
+        The round: m updates of a model ``[d]``.
     whose : str
-        The rule, for errors.
+        The rule's name, for errors.
     combines_updates : bool
-        Whether it has to return weights ``[m]``; else a step ``[d]``.
+        Whether the rule has to return an Aggregation with weights ``[m]``; otherwise a step
+        ``[d]``.
     said_by : str
-        The attribute that says so, for errors.
+        The attribute that says which of the two, for errors.
     sets_lengths : bool
-        Whether its weights may bring updates to another length.
+        Whether its weights may contain factors that bring updates to another length
+        (``rescaling``).
 
     Raises
     ------
     ValuationError
-        If the answer is the other of the two, or of another shape; or its weights are not finite,
-        or have a rescaling which they may not have.
+        If the answer is not of the kind or shape that ``combines_updates`` says, its weights are
+        not finite, or it has a ``rescaling`` without ``sets_lengths``.
     """
     if combines_updates:
         shape = updates.squared_norms.shape
-        # A rule of somebody else's may have put anything there.
+        # A user's own rule may have put anything in place of the weights.
         if isinstance(answer, Aggregation) and _is_tensor_of(answer.weights, shape):
             if answer.rescaling is not None and not sets_lengths:
                 raise ValuationError(
@@ -136,26 +139,29 @@ def require_answer(
 
 
 def _words_of(answer: object) -> str:
-    """Return the kind and shape of what a rule returned, for an error."""
+    """Return words for the kind and shape of a rule's answer, for an error."""
     if isinstance(answer, Aggregation):
         return f"an Aggregation of weights {describe(answer.weights)}"
     return describe(answer)
 
 
 def _is_tensor_of(value: object, shape: torch.Size) -> TypeGuard[Tensor]:
-    """Return whether a value, which a rule of somebody else's gave, is a tensor of a shape."""
+    """Return whether a value is a tensor of this shape."""
     return isinstance(value, Tensor) and value.shape == shape
 
 
 def take_step(updates: RoundUpdates, step: Tensor) -> tuple[ModelVectors, Aggregation]:
-    """Return the model one step ``[d]`` on; buffers are averaged, and no client has a weight: NaN.
+    """Return the model after a step ``[d]``, and an Aggregation whose weights are NaN.
+
+    Buffers are averaged over the clients. The weights ``[m]`` are NaN because no client has a
+    weight in a step.
 
     Raises
     ------
     ValuationError
-        If the model is not finite.
+        If the new model is not finite.
     """
-    # In the model's own dtype: what members send back is compared with what they received.
+    # In the model's own dtype, since the next updates are differences from these parameters.
     params = (updates.global_params + step.to(updates.global_params)).cpu()
     if not all_finite(params):
         raise ValuationError("the aggregated model is not finite")

@@ -1,4 +1,4 @@
-"""A run from its first round to its last, whoever loops over them; and who is told of it."""
+"""A run from its first round to its last, in any loop, and the callbacks that are told of it."""
 
 from __future__ import annotations
 
@@ -46,46 +46,53 @@ from fedif_flower.stages import Stages
 from fedif_flower.valuation.ledger import ScoreLedger
 
 logger = logging.getLogger(__name__)
-_FLOWER = logging.getLogger("flwr")  # Which prints in any program, as Flower's strategies do.
+# Flower's logger, on which Flower's strategies log: it prints in any program.
+_FLOWER = logging.getLogger("flwr")
 
 
 class StopTraining(Exception):  # noqa: N818 (as StopIteration: no error)
     """Raised by a callback to end a run in good order after this round.
 
-    Raised in ``on_asked`` it ends the run before its round; in ``on_start`` no run begins, and who
-    started it receives it.
+    If ``on_asked`` raises it, the run ends before that round. If ``on_start`` raises it, no run
+    begins, and the caller of ``start`` receives the exception.
     """
 
 
 class Callback:
-    """Is told of every round; a subclass overrides what it needs.
+    """Is told of every round; a subclass overrides the methods that it needs.
 
-    Each is told in the order in which the strategy has them, and all of one thing before any is
-    told of the next: ``on_step`` and ``on_round``, then ``on_model``, ``on_metrics`` and
-    ``on_round_end``. An exception ends the run, except for :class:`StopTraining`, which ends it in
-    good order; all are told of a round's metrics, since it is complete then.
+    Callbacks are told in the order of the strategy's list. In a round, ``on_asked`` is called when
+    its members are drawn. When their replies are combined, each callback in turn gets ``on_step``
+    (if there was a step) and ``on_round``. Then all get ``on_model``, then all get ``on_metrics``,
+    then all get ``on_round_end``.
+
+    An exception ends the run. :class:`StopTraining` ends it in good order. All callbacks get
+    ``on_metrics`` even if one of them raises, since the round is complete by then.
     """
 
     def on_start(self, strategy: RunningStrategy) -> None:
-        """Look at the strategy before its first round; its model is the one to begin with."""
+        """Look at the strategy before its first round; ``strategy.model`` is the initial model."""
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
-        """Return why it needs each client's update itself; empty if it does not."""
+        """Return why the callback needs to see each client's update; empty if it does not.
+
+        A run that masks updates refuses callbacks that need to see them.
+        """
         looks = type(self).on_step is not Callback.on_step
         return f"{type(self).__name__} looks at each client's update" if looks else ""
 
     def on_asked(self, current: Round) -> None:
-        """Be told whom a round is about to ask."""
+        """Look at a round whose members are drawn, before they are asked."""
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:  # noqa: ARG002
-        """Return what a node's next message holds beside the model and the settings."""
+        """Return further records for a node's next message, besides model and settings, by name."""
         return {}
 
     def on_step(self, step: Step) -> None:
-        """Take in the step that a round took; not called for a round that took none."""
+        """Take in the step that a round took; not called for a round without a step."""
 
     def on_round(self, current: Round) -> None:
-        """Take in a round, once its replies are combined or have failed."""
+        """Take in a round whose replies are combined, or could not be."""
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float] | None:  # noqa: ARG002
         """Look at the global model after a round; 0: before the first.
@@ -93,9 +100,9 @@ class Callback:
         Returns
         -------
         mapping of str to float, optional
-            Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``. Anything else
-            ends the run with a ``ValuationError`` once the round is complete; what is empty or
-            ``False`` is as good as ``None``.
+            Metrics, which Flower's result holds as ``evaluate_metrics_serverapp``; ``None``, an
+            empty mapping and ``False`` mean that there are none. Any other value ends the run with
+            a ``ValuationError`` once the round is complete.
         """
         return None
 
@@ -103,32 +110,34 @@ class Callback:
         """Take in the metrics that evaluation and all callbacks gave for a round's model."""
 
     def on_round_end(self, server_round: int) -> None:
-        """Be told that all have taken in a round's metrics, and none raised an error."""
+        """Finish a round: all callbacks have taken in its metrics, and none raised an error."""
 
     def on_end(self) -> None:
-        """Be told that there are no more rounds, whether they ended in good order or not.
+        """Finish: there are no more rounds, whether the run ended in good order or by an error.
 
-        Whoever was told of a start is told of an end, though another's ``on_start`` failed.
+        Every callback whose ``on_start`` returned is told of the end, even if the ``on_start`` of
+        another callback failed.
         """
 
 
 class RunningStrategy(FedAvg):
-    """Flower's ``FedAvg`` with rounds that are counted from the first process on, and told of.
+    """Flower's ``FedAvg`` with callbacks, and rounds that are counted over restarts of a run.
 
-    After each round, clients drawn from the seed, the user's evaluation and callbacks look at the
-    global model. No error of the user's own evaluation ends a run that has begun, unless it is one
-    of this package: a model that it cannot bear is taken back.
+    After each round the global model is evaluated: by clients drawn by the seed, by the user's
+    ``evaluate_fn``, and by callbacks. An error of ``evaluate_fn`` does not end a run that has
+    begun, unless it is an error of this package. If the model is the cause, it is taken back.
 
-    A loop of somebody else's, such as that of a strategy that wraps this one, may call Flower's
-    methods itself. The first call begins the run then, and the next one closes each round. What
-    only :meth:`start` knows is when there are no more rounds: such a loop calls :meth:`end`. A
-    subclass with a ``start`` of its own need not.
+    A loop that is not :meth:`start` may call Flower's methods itself, such as the loop of a
+    strategy that wraps this one. Then the first call of :meth:`configure_train` or
+    :meth:`configure_evaluate` begins the run, and each later one closes the round before. Such a
+    loop has to call :meth:`end` after its last round, since nothing else tells that it was the
+    last. A subclass with a ``start`` of its own need not: its ``start`` is wrapped so that it does.
     """
 
     combines_updates = True  # Whether a step is a sum of updates times coefficients.
-    sets_lengths = False  # Whether its weights bring updates to another length.
-    chooses_one = False  # Whether a round's model is to be one client's, bit for bit.
-    ledger: ScoreLedger | None = None  # Keeps a weight score of each client.
+    sets_lengths = False  # Whether its weights contain factors that bring updates to other lengths.
+    chooses_one = False  # Whether the new model may have to be one client's model, bit for bit.
+    ledger: ScoreLedger | None = None  # Keeps the weight score of each client.
     model: GlobalModel
     history: History
     stages: Stages
@@ -137,17 +146,19 @@ class RunningStrategy(FedAvg):
     limits: ReplyLimits
     callbacks: list[Callback]
     seed: int
-    completed_rounds = 0  # By earlier processes, and by this one.
-    _open_run: OpenRun | None = None  # That is going on.
-    _ends_by_itself = False  # Whether a `start` of a subclass's own goes through it.
-    _evaluators: Sequence[int] = ()
-    _stop: StopTraining | None = None  # After this round.
-    _failure: TrainingFailedError | None = None  # Likewise: too many rounds have failed.
+    completed_rounds = 0  # In earlier processes of the run, and in this one.
+    _open_run: OpenRun | None = None  # The run that has begun and not ended.
+    _ends_by_itself = False  # Whether a subclass's own `start` is running, which ends its run.
+    _evaluators: Sequence[int] = ()  # The ids of the nodes that were asked to evaluate last.
+    _stop: StopTraining | None = None  # Raised once the round is complete: a callback's wish.
+    _failure: TrainingFailedError | None = None  # Likewise, if too many rounds or members failed.
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let a ``start`` of the subclass's own end runs as this one's does.
+        """Wrap methods that a subclass overrides.
 
-        Methods of its own that take in replies may look through them first.
+        Its own ``start`` ends the run as this class's does (:func:`with_an_end`). Its own
+        ``aggregate_train`` and ``aggregate_evaluate`` may go through the replies before they hand
+        them on (:func:`may_look_through_replies`).
         """
         super().__init_subclass__(**kwargs)
         start = cls.start
@@ -161,28 +172,31 @@ class RunningStrategy(FedAvg):
 
     @property
     def nodes(self) -> NodeDirectory:
-        """The members that are known, and who of them is online."""
+        """The directory of members: which are known, and which are online."""
         return self.roster.directory
 
     @property
     def failures(self) -> MemberFailures:
-        """The members that err."""
+        """The record of members that fail."""
         return self.roster.failures
 
     @property
     def scoring(self) -> Scoring | None:
-        """How the weight scores come about; ``None``: nothing is smoothed."""
+        """How weight scores follow from a round's scores; ``None`` if the strategy keeps none."""
         if self.ledger is None:
             return None
         return Scoring.of(self.ledger)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether a callback has said that the run ends after this round."""
+        """Whether a callback has asked for the run to end after this round."""
         return self._stop is not None
 
     def tell(self, notify: Callable[[Callback], object]) -> None:
-        """Tell every callback something; one that stops the run does so when the round is over."""
+        """Call ``notify`` for each callback; its StopTraining ends the run after the round.
+
+        Any other exception is raised at once: the callbacks that follow are not told.
+        """
         for callback in self.callbacks:
             try:
                 notify(callback)
@@ -190,9 +204,9 @@ class RunningStrategy(FedAvg):
                 self._stop = stop
 
     def tell_all(self, notify: Callable[[Callback], object]) -> None:
-        """Tell every callback something, whatever it raises: the first error comes afterwards.
+        """Call ``notify`` for each callback, even if some raise; raise the first error afterwards.
 
-        For what each has to know, such as that a round is complete.
+        It is for what every callback has to know, such as that a round is complete.
         """
         errors: list[BaseException] = []
         for callback in self.callbacks:
@@ -206,7 +220,7 @@ class RunningStrategy(FedAvg):
             raise errors[0]
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Take the model that a run begins with, and tell callbacks, before anybody is asked."""
+        """Take the model that a run begins with, and tell callbacks of the start."""
         self._stop = None
         self._failure = None
         self.model.begin(initial_arrays)
@@ -217,17 +231,19 @@ class RunningStrategy(FedAvg):
             for callback in self.callbacks:
                 callback.on_start(self)
                 started.callback(callback.on_end)
-            started.pop_all()  # No start failed: the run tells them of its end.
+            # All starts succeeded: `end` calls `on_end` later, not this block.
+            started.pop_all()
         last_examined = -1
         if self.completed_rounds:
-            last_examined = 0  # An earlier process has looked at its last model.
+            last_examined = 0  # Callbacks of an earlier process have looked at this model.
         self._open_run = OpenRun(grid, screened(grid), last_examined=last_examined)
 
     def end(self) -> None:
-        """End the run: callbacks are told that there are no more rounds.
+        """End the run: close its last round, and tell callbacks that there are no more.
 
-        For loops that call Flower's methods themselves, after the last round. Where no run goes on,
-        nothing happens.
+        A loop that calls Flower's methods itself calls this after its last round. Without an open
+        run it does nothing. If an exception is being handled, the run ends as failed: the round
+        that was not completed is given up.
         """
         run = self._open_run
         if run is None:
@@ -244,7 +260,7 @@ class RunningStrategy(FedAvg):
                 self._tell_end(failed=failed)
 
     def _give_up_round(self) -> None:
-        """Take back the step of a round that an error ended: its number comes again."""
+        """Take back the step of a round that an error ended, since its number will be run again."""
         given_up = self.history.after(self.completed_rounds)
         if any(record.status == "advanced" for record in given_up):
             self.model.take_back()
@@ -254,6 +270,7 @@ class RunningStrategy(FedAvg):
         """Forget what was learned in a round that an error ended."""
 
     def _tell_end(self, *, failed: bool) -> None:
+        """Tell callbacks of the end; after a run that did not fail, log the stages' remarks."""
         self.tell_all(lambda callback: callback.on_end())
         if failed:
             return
@@ -272,22 +289,46 @@ class RunningStrategy(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFunction | None = None,
     ) -> Result:
-        """Run the rounds, as in Flower's ``Strategy``, over a grid on which no reply is believed.
+        """Run ``num_rounds`` rounds, as Flower's ``Strategy.start`` does.
 
-        See :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`. The arrays of the result are
-        the model that the run ended with, whatever its rounds have led to. A round that an error
-        ends is given up, and its step taken back; a strategy that is started again does it again.
+        Replies are screened (see :class:`~fedif_flower.messages.screened_grid.ScreenedGrid`). A
+        round that an error ends is given up, and its step is taken back: if the strategy is
+        started again, it runs that round again.
+
+        Parameters
+        ----------
+        grid : Grid
+            The connection to the clients, as a ServerApp's ``main`` receives it.
+        initial_arrays : ArrayRecord
+            The model to begin with.
+        num_rounds : int
+            How many rounds to run, >= 0, after those that are completed already.
+        timeout : float
+            Seconds for which a round waits for replies, >= 0; ``None``: without an end.
+        train_config, evaluate_config : ConfigRecord, optional
+            Settings that are sent with the model to clients that train, and that evaluate.
+        evaluate_fn : callable, optional
+            Takes a round and its model as an ArrayRecord; returns a MetricRecord or ``None``.
+
+        Returns
+        -------
+        Result
+            Flower's result. Its ``arrays`` are the model that the run ended with: the initial
+            model if no round led to another one.
 
         Raises
         ------
         ConfigError, ValueError
-            If an argument is out of range or of another kind, or as :meth:`begin` says.
+            If an argument is out of range or of a wrong type, and as :meth:`begin` says.
+        TrainingFailedError
+            If too few nodes come online, if most members fail, or if too many rounds in a row
+            fail.
         """
         configs = {"train_config": train_config, "evaluate_config": evaluate_config}
         require_start(grid, num_rounds, timeout, configs, evaluate_fn)
         require_constructed(self)
         self.intake.settings.pace.require_within(timeout)
-        self.end()  # Of another loop's.
+        self.end()  # A run that another loop has left open.
         started = time.monotonic()
         grid = screened(grid)
         result = Result()
@@ -301,7 +342,8 @@ class RunningStrategy(FedAvg):
             self.summary()
         last_round = self.completed_rounds + num_rounds
         try:
-            if not self.completed_rounds:  # Else an earlier process has looked at its last model.
+            # After a restart, callbacks of an earlier process have looked at this model.
+            if not self.completed_rounds:
                 self._show_model(0, evaluate_fn, result)
             for server_round in range(self.completed_rounds + 1, last_round + 1):
                 _FLOWER.info("[ROUND %d/%d]", server_round, last_round)
@@ -323,10 +365,10 @@ class RunningStrategy(FedAvg):
     def _train(
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
     ) -> None:
-        """Let a round's members train, and go on to the model that their replies lead to."""
+        """Let a round's members train, and go on with the model that their replies lead to."""
         before = self.model.record
         whose = type(self).__name__
-        # A subclass may have put methods of its own in the place of these two.
+        # A subclass may override these two methods, so their results are checked.
         returned = self.configure_train(server_round, before, config, grid)
         messages = messages_of(f"{whose}.configure_train", returned)
         require_messages(f"{whose}.configure_train", messages, self.members_of(server_round))
@@ -343,7 +385,7 @@ class RunningStrategy(FedAvg):
     def _evaluate_at_clients(
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result
     ) -> None:
-        """Let clients evaluate the new model, where the strategy says that they do."""
+        """Let clients evaluate the new model, if ``fraction_evaluate`` is not 0."""
         returned = self.configure_evaluate(server_round, self.model.record, config, grid)
         messages = messages_of(f"{type(self).__name__}.configure_evaluate", returned)
         if not messages:
@@ -357,11 +399,11 @@ class RunningStrategy(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the round's clients and send them the model.
+        """Draw the round's clients, and return the messages that send them the model.
 
-        The first call of a loop that is not :meth:`start` begins the run; a later one lets
-        callbacks look at the model that the loop goes on from. Nobody is asked any more after a
-        callback has ended the run.
+        In a loop that is not :meth:`start`, the first call begins the run. A later call first lets
+        callbacks look at ``arrays``, the model that the loop goes on with. After a callback has
+        ended the run, the list of messages is empty.
         """
         run = self._open_run
         if run is not None and run.is_own:
@@ -393,16 +435,17 @@ class RunningStrategy(FedAvg):
         Returns
         -------
         tuple of ArrayRecord and MetricRecord
-            The model to go on with, and the clients' metrics. Where the round has made none,
-            ``None`` to :meth:`start` and to what adds noise to it; another loop gets the model that
-            stays.
+            The model to go on with, and the clients' metrics. If the round makes no new model,
+            :meth:`start`, and a wrapper that would add noise to it, get ``None``; another loop gets
+            the model that stays.
 
         Raises
         ------
         ConfigError
-            If no run has begun, or the replies were gone through before.
+            If no run has begun, or the replies are an iterator that was gone through before.
         TrainingFailedError
-            If it is the last of too many rounds that failed.
+            If most members fail, or too many rounds in a row failed; in a loop that is not
+            :meth:`start`, which raises it after the round.
         """
         run = self._open_run
         if run is None:
@@ -429,7 +472,10 @@ class RunningStrategy(FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Draw the clients that evaluate the new model, by draws of their own, and send it."""
+        """Draw the clients that evaluate the new model, and return the messages that send it.
+
+        The draw is independent of the draw of the clients that train.
+        """
         run = self._open_run
         if run is not None and run.is_own:
             return self._ask_evaluators(server_round, arrays, config, grid)
@@ -448,7 +494,7 @@ class RunningStrategy(FedAvg):
         server_round: int,  # noqa: ARG002 (Flower's signature)
         replies: Iterable[Message],
     ) -> MetricRecord | None:
-        """Average the metrics of every well-formed evaluation reply."""
+        """Aggregate the metrics of all well-formed evaluation replies; ``None`` if none came."""
         replies = handed_on(f"{type(self).__name__}.aggregate_evaluate", replies)
         if self._open_run is not None:
             replies = replies_to(self._open_run.evaluated, replies)
@@ -458,11 +504,11 @@ class RunningStrategy(FedAvg):
     def ask_members(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages by which a round's members are asked to train."""
+        """Return the messages that ask a round's members to train."""
         raise NotImplementedError
 
     def members_of(self, server_round: int) -> Collection[ClientNode]:
-        """Return who was drawn for the round that goes on."""
+        """Return the members drawn for ``server_round``; none if that is not the current round."""
         raise NotImplementedError
 
     def take_in_replies(
@@ -472,12 +518,12 @@ class RunningStrategy(FedAvg):
         raise NotImplementedError
 
     def _require_noise_fits(self, wrapper: NoiseWrapper, arrays: ArrayRecord) -> None:
-        """Raise ConfigError where a wrapper's noise does not hide what a member may add."""
+        """Raise ConfigError if a wrapper adds too little noise to hide a member's update."""
 
     def _ask_evaluators(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
-        """Return the messages by which clients are asked to evaluate a model."""
+        """Draw clients, and return the messages that ask them to evaluate a model."""
         if self.fraction_evaluate == 0.0:
             return []
         self._evaluators = draw_evaluators(
@@ -495,7 +541,7 @@ class RunningStrategy(FedAvg):
     # -- the rounds of another loop than `start`
 
     def _enter_loop_round(self, arrays: ArrayRecord, grid: Grid) -> OpenRun:
-        """Begin the run of another loop, or close the round before; return the run."""
+        """Begin the run of another loop, or close its last round; return the run."""
         if self._open_run is None:
             self.begin(grid, arrays)
             self._warn_of_no_end()
@@ -506,7 +552,7 @@ class RunningStrategy(FedAvg):
         return run
 
     def _warn_of_no_end(self) -> None:
-        """Warn where callbacks will not learn that the run has ended."""
+        """Warn that callbacks will not learn of the run's end unless the loop calls ``end``."""
         if self.callbacks and not self._ends_by_itself:
             logger.warning(
                 "the rounds are not run by %s.start: call its end() after the last one, or what "
@@ -517,7 +563,8 @@ class RunningStrategy(FedAvg):
     def _close_round(self, arrays: ArrayRecord | None = None) -> None:
         """Let callbacks look at the model that the last round led to.
 
-        ``arrays`` are those that the loop goes on with: it may have changed what it was given.
+        ``arrays`` are the model that the loop goes on with: it may have changed the model that it
+        was given, by adding noise for example.
         """
         run = self._open_run
         if run is None or not run.has_a_model_to_show:
@@ -530,13 +577,13 @@ class RunningStrategy(FedAvg):
         except StopTraining as stop:
             logger.info("stopped: %s; nobody is asked any more", stop)
             run.is_over = True
-        # Not while the exception is handled: callbacks would take it for an error.
+        # Outside the except block: a callback that asks sys.exception() would see an error there.
         if run.is_over:
             self._tell_end(failed=False)
 
     @contextmanager
     def _ending_where_it_fails(self) -> Iterator[None]:
-        """End a run that has begun, where an error comes."""
+        """End the open run if the block raises."""
         try:
             yield
         except BaseException:
@@ -548,14 +595,14 @@ class RunningStrategy(FedAvg):
     def _show_model(
         self, server_round: int, evaluate_fn: EvaluateFunction | None, result: Result
     ) -> None:
-        """Let the user's evaluation and the callbacks look at the global model.
+        """Let the user's evaluation and the callbacks look at the global model; end the round.
 
         Raises
         ------
         StopTraining, TrainingFailedError
-            If the run ends with this round.
+            If the run ends with this round: a callback has asked for it, or too much has failed.
         ValuationError
-            If a callback's metrics are none.
+            If a callback's ``on_model`` returned something that is no metrics.
         """
         metrics: dict[str, float] = {}
         no_metrics: list[ValuationError] = []
@@ -563,7 +610,7 @@ class RunningStrategy(FedAvg):
             metrics |= users_metrics(evaluate_fn, server_round, self.model)
 
         def show_model(callback: Callback) -> None:
-            # ``False`` is none as well: ``return is_due and {...}``.
+            # ``False`` means no metrics as well, for callbacks that ``return is_due and {...}``.
             more_metrics = callback.on_model(server_round, self.model) or None
             try:
                 metrics.update(metrics_of(f"{type(callback).__name__}.on_model", more_metrics))
@@ -576,7 +623,7 @@ class RunningStrategy(FedAvg):
             self.history.metrics[server_round] = dict(metrics)
             self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
         self.tell(lambda callback: callback.on_round_end(server_round))
-        # The round is as complete as any other: whoever starts again goes on after it.
+        # Only now: the round is complete and saved, so that a restart goes on after it.
         if no_metrics:
             raise no_metrics[0]
         if metrics:
@@ -584,7 +631,7 @@ class RunningStrategy(FedAvg):
             result.evaluate_metrics_serverapp[server_round] = MetricRecord(dict(metrics))
         failure = self._failure
         if failure is not None:
-            self._failure = None  # It holds on to the round's updates.
+            self._failure = None  # Its cause and traceback keep the round's updates in memory.
             raise failure
         if self._stop is not None:
             raise self._stop

@@ -1,4 +1,4 @@
-"""What is the same for every strategy: how rounds are run and end, and how far replies count."""
+"""The settings that all strategies have in common, and checks of a strategy's arguments."""
 
 from __future__ import annotations
 
@@ -29,60 +29,66 @@ PLAIN = LocalMethod()
 
 @dataclass(frozen=True)
 class Setup(CheckedFields):
-    """How rounds are run, and how far replies count.
+    """How rounds are run, and how far replies are believed.
 
     Parameters
     ----------
     seed : int
-        Clients are drawn from (seed, round).
+        The seed, >= 0. The clients of each round are drawn by (seed, round).
     device : str or torch.device
-        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...; for MPS on the CPU.
+        Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...; with MPS, on the CPU.
     trainable_keys : sequence of str, optional
-        Names of the trainable parameters, in the order of the vector [d]; other floating-point
-        arrays never enter norms, distances or influences. ``None``: those of the strategy's
-        validation set or model, if it has one, else all floating-point arrays but those
-        that cannot be (see :class:`~fedif_flower.messages.layout.ParameterLayout`).
+        The names of the trainable parameters, in the order of the vector [d]. Other floating-point
+        arrays never enter norms, distances or influences. Default: the trainable parameters of the
+        strategy's validation set or model, if it has one; otherwise every floating-point array
+        that can be averaged, except batch norm's running statistics (see
+        :class:`~fedif_flower.messages.layout.ParameterLayout`).
     tied_keys : mapping of str to str, optional
-        Second names of arrays (tied weights), and their first names; a reply in which the two
-        differ is refused. ``None``: as ``trainable_keys``.
+        From the second name of an array (tied weights) to its first name. A reply in which the two
+        differ is refused. Default: those of the strategy's validation set or model, if it has one.
     names : mapping of str to str, or callable, optional
-        What the server's own model calls an array, by the name under which it travels:
-        ``{"head.weight": "vit.head.weight"}``, or ``lambda name: f"vit.{name}"``. Names that a
-        mapping leaves out are the same. ``trainable_keys`` and ``tied_keys`` have the model's own.
+        From the name under which an array is sent to its name in the server's own model:
+        ``{"head.weight": "vit.head.weight"}``, or ``lambda name: f"vit.{name}"``. An array that a
+        mapping leaves out has the same name in both. ``trainable_keys`` and ``tied_keys`` use the
+        model's names.
     identify : callable, optional
-        ``identify(grid, node_ids)`` says who nodes are, a
-        :class:`~fedif_flower.messages.client_node.ClientNode` each. ``None``: simulated ones are
-        their partitions, others what the operator called them at registration.
+        ``identify(grid, node_ids)`` returns a
+        :class:`~fedif_flower.messages.client_node.ClientNode` for each node. Default: no node is
+        asked; simulated nodes get their partitions, others the names that the operator gave them
+        at registration.
     node_timeout : float
-        Seconds to wait for ``min_train_nodes``, and before the first round for
-        ``min_available_nodes`` as well.
+        Seconds to wait until ``min_train_nodes`` nodes are online, and before the first round
+        until ``min_available_nodes`` are.
     min_valid_replies : int
-        With fewer, >= 1, the round fails: the old model is kept.
+        A round with fewer valid replies than this, >= 1, fails: the model stays.
     max_failed_rounds : int
-        The run stops with an error where more than half of the members gave no usable reply this
-        many times in a row that they were asked, and after this many rounds in a row in which no
-        model could be made of usable replies (see
-        :class:`~fedif_flower.server.failures.MemberFailures`). A round in which nobody changes
-        the model, or what counts of the updates cancels, ends nothing: so do members that have
-        learned all there is, and a few of them could end the run by it. Nor does a round with some
-        usable replies, but fewer than ``min_valid_replies``: others may come back.
+        The run ends with an error in two cases: if more than half of the members gave no usable
+        reply the last so many times that they were asked; or after so many rounds in a row in which
+        no model could be made of enough usable replies (see
+        :class:`~fedif_flower.server.failures.MemberFailures`). Two kinds of rounds are not among
+        the latter. One is a round whose replies leave the model where it is, because they do not
+        change it or cancel each other: members that have learned all there is send such replies,
+        and otherwise a few members could end the run with them. The other is a round with fewer
+        than ``min_valid_replies`` usable replies: other members may come back.
     max_paused_turns : int
-        Members that err again and again are not asked for at most this many of their turns, >= 0.
-    max_num_examples, max_examples_ratio : float
-        A client that claims more examples is refused; one that claims more than this many times
-        the round's median, >= 1, counts for that many. 0: no such bound.
+        A member that errs again and again is left out for at most this many of its turns, >= 0.
+    max_num_examples : float
+        A reply that claims more examples than this is refused.
+    max_examples_ratio : float
+        A client that claims more examples than this many times the round's median, >= 1, counts
+        for that many. 0: no such bound.
     pace : Pace
-        How long a round waits, and how many rounds a reply may take to count.
+        How long a round waits, and for how many rounds a late reply still counts.
     local_method : LocalMethod
-        What clients do beside plain SGD, as far as the server takes part (see
-        :mod:`fedif_flower.local_methods`). Clients of this package are told by the run config.
+        What clients do besides plain SGD, as far as the server takes part (see
+        :mod:`fedif_flower.local_methods`). Clients of this package learn the method from the run
+        config.
     intake : callable
-        Makes the intake that reads replies, of an
-        :class:`~fedif_flower.intake.intake.IntakeSettings`; default: the plain
-        :class:`~fedif_flower.intake.intake.Intake`.
+        Takes :class:`~fedif_flower.intake.intake.IntakeSettings`, and returns the intake that reads
+        replies. Default: the plain :class:`~fedif_flower.intake.intake.Intake`.
     look : callable, optional
-        Looks at each reply, its arrays, its node and the round that asked for it, before it counts;
-        a ReplyError refuses it. ``None``: nobody looks.
+        Called as ``look(reply, arrays, node, server_round)`` for each reply before it counts, with
+        the round that asked for the reply. If it raises a ReplyError, the reply is refused.
     """
 
     seed: int = 0
@@ -130,7 +136,7 @@ class Setup(CheckedFields):
     local_method: LocalMethod = PLAIN
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range, or of another kind."""
+        """Raise ConfigError if a field is out of range or of a wrong type."""
         super().__post_init__()
         require(is_count(self.seed), "seed", self.seed, "an integer >= 0")
         are_seconds = isinstance(self.node_timeout, Real) and self.node_timeout >= 0
@@ -146,9 +152,10 @@ class Setup(CheckedFields):
             require(is_function, name, shown_setting(value), "a function")
 
     def _require_names(self) -> None:
-        """Raise ConfigError for names of arrays that are none: a text is no list of its letters."""
+        """Raise ConfigError if ``trainable_keys``, ``tied_keys`` or ``names`` has a wrong type."""
         trained = self.trainable_keys
         if trained is not None:
+            # A str is a collection of its letters: not what is meant.
             is_list = isinstance(trained, Collection) and not isinstance(trained, str)
             fits = is_list and all(isinstance(name, str) for name in trained)
             require(fits, "trainable_keys", trained, "a list of names")
@@ -165,7 +172,7 @@ DEFAULTS = Setup()
 
 
 class FlowerArguments(TypedDict, total=False):
-    """Those of Flower's ``FedAvg`` that are handed on to it as they are."""
+    """The arguments that are handed on unchanged to Flower's ``FedAvg``."""
 
     fraction_train: float
     fraction_evaluate: float
@@ -188,7 +195,7 @@ class BaseArguments(FlowerArguments, total=False):
 
 
 def require_setup(setup: object) -> Setup:
-    """Return a strategy's setup; raise ConfigError if it is none."""
+    """Return ``setup``; raise ConfigError unless it is a Setup."""
     if not isinstance(setup, Setup):
         raise ConfigError(
             f"setup = {shown_setting(setup)}; allowed: a Setup, such as Setup(seed=1)"
@@ -197,7 +204,7 @@ def require_setup(setup: object) -> Setup:
 
 
 def require_callbacks(callbacks: object) -> list[Callback]:
-    """Return a strategy's callbacks; raise ConfigError if something else is among them."""
+    """Return ``callbacks`` as a list; raise ConfigError unless each is a Callback."""
     if not isinstance(callbacks, Iterable):
         raise ConfigError(f"callbacks = {shown_setting(callbacks)}; allowed: a list of them")
     checked = []
@@ -212,14 +219,25 @@ def require_callbacks(callbacks: object) -> list[Callback]:
 
 
 def seed_of(base: BaseArguments) -> int:
-    """Return the seed of the setup among a strategy's arguments."""
+    """Return the seed of the ``setup`` in a strategy's arguments ``base``."""
     return require_setup(base.get("setup", DEFAULTS)).seed
 
 
 def with_names_of(model: Any, base: BaseArguments) -> BaseArguments:
-    """Return a strategy's arguments with a model's names of arrays, where the setup gives none.
+    """Return a strategy's arguments whose setup has a model's names of arrays.
 
-    The model, or what holds it, has ``parameter_names`` and ``tied_names``, as a Validation has.
+    Parameters
+    ----------
+    model : object
+        A model, or an object that holds one, with ``parameter_names`` and ``tied_names``, as a
+        Validation has. They are used for ``trainable_keys`` and ``tied_keys`` that are ``None``.
+    base : dict
+        The strategy's arguments.
+
+    Raises
+    ------
+    ConfigError
+        If ``model`` lacks an attribute that is needed.
     """
     setup = require_setup(base.get("setup", DEFAULTS))
     if setup.trainable_keys is None:
@@ -230,10 +248,10 @@ def with_names_of(model: Any, base: BaseArguments) -> BaseArguments:
 
 
 def _names_in(model: Any, attribute: str) -> Any:
-    """Return the names of arrays that an attribute has; raise ConfigError where there is none."""
+    """Return an attribute with names of arrays; raise ConfigError if the model lacks it."""
     try:
         return getattr(model, attribute)
-    except AttributeError as error:  # Perhaps of a property's own: it is the cause then.
+    except AttributeError as error:  # A property may have raised it: shown as the cause.
         raise ConfigError(
             f"{type(model).__name__} has no {attribute}; allowed: parameter_names, a list, and "
             "tied_names, a dictionary, or a Validation as its validation"
@@ -241,9 +259,21 @@ def _names_in(model: Any, attribute: str) -> Any:
 
 
 def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
-    """Raise ConfigError for a strategy that was given one of Flower's arguments first.
+    """Raise ConfigError unless a strategy's first argument is of one of these kinds.
 
-    What has some attributes of a protocol among the kinds, and not all, is told which it lacks.
+    A user may have passed one of Flower's arguments first. If ``value`` has some, but not all,
+    attributes of a protocol among ``kinds``, the error names those that it lacks.
+
+    Parameters
+    ----------
+    strategy : object
+        The strategy, for errors.
+    name : str
+        The argument's name.
+    value : object
+        The argument's value.
+    *kinds : type
+        The types and protocols that are allowed.
     """
     if isinstance(value, kinds):
         return
@@ -263,7 +293,10 @@ def require_kind(strategy: object, name: str, value: Any, *kinds: type) -> None:
 
 
 def _lacking(value: Any, kind: type) -> list[str]:
-    """Return what a value lacks of a protocol of which it has something; empty: none of that."""
+    """Return the attributes of a protocol that a value lacks, if it has some of the others.
+
+    Empty if it has all of them or none, or if ``kind`` is no protocol.
+    """
     if not getattr(kind, "_is_protocol", False):
         return []
     attributes = [attribute for attribute in vars(kind) if not attribute.startswith("_")]

@@ -1,4 +1,4 @@
-"""What a subclass's own constructor and methods get, and have to return."""
+"""What a subclass's overriding methods are given, and checks of what they return."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.words import enumerated
 
+# The attribute that marks a method which `may_look_through_replies` returned.
 _MAY_LOOK = "_may_look_through_replies"
 logger = logging.getLogger(__name__)
 
@@ -22,13 +23,14 @@ logger = logging.getLogger(__name__)
 class Replies(Iterable[Message]):
     """A round's replies, which a subclass may go through before it hands them on.
 
-    Those of a screened grid come while they are gone through, and only once: what a subclass has
-    seen is kept here. Where it has seen none, the strategy gets them as they come.
+    A screened grid yields replies as they arrive, and only once. So replies that a subclass has
+    seen are kept here. If it has seen none, the strategy gets the grid's own iterator, and no reply
+    stays in memory longer than needed.
 
     Parameters
     ----------
     replies : iterable of Message
-        What came from the grid.
+        The replies as the grid returned them.
     """
 
     def __init__(self, replies: Iterable[Message]) -> None:
@@ -38,11 +40,11 @@ class Replies(Iterable[Message]):
 
     @property
     def were_seen(self) -> bool:
-        """Whether anybody has gone through some of them."""
+        """Whether some of the replies were gone through already."""
         return bool(self._seen)
 
     def __iter__(self) -> Iterator[Message]:
-        """Go through them from the first one on; those to come are waited for."""
+        """Yield all replies from the first one on; wait for those that have not arrived yet."""
         place = 0
         while True:
             if place == len(self._seen):
@@ -54,22 +56,22 @@ class Replies(Iterable[Message]):
             place += 1
 
     def handed_on(self) -> Iterable[Message]:
-        """Return them all: as they come, and kept by nobody, where nobody has seen any."""
+        """Return all replies; the grid's own iterator if none was seen, so that none is kept."""
         if self.were_seen:
             return self
         return self._replies
 
 
 def may_look_through_replies(aggregate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a subclass's own ``aggregate_train`` or ``aggregate_evaluate``, as a round calls it.
+    """Wrap a subclass's ``aggregate_train`` or ``aggregate_evaluate``: it gets :class:`Replies`.
 
-    It is given :class:`Replies`, and may go through them before it hands them on, as over Flower's
-    grids.
+    It may then go through the replies before it hands them on to ``super()``, as it may with
+    Flower's own grids, which return lists.
     """
 
     @wraps(aggregate)
     def aggregate_replies(strategy: Any, server_round: int, replies: Iterable[Message]) -> Any:
-        if isinstance(replies, Replies):  # Of a subclass's subclass.
+        if isinstance(replies, Replies):  # The method of a further subclass has called this one.
             return aggregate(strategy, server_round, replies)
         whose = f"{type(strategy).__name__}.{aggregate.__name__}"
         require_fresh(whose, replies)
@@ -89,17 +91,17 @@ def may_look_through_replies(aggregate: Callable[..., Any]) -> Callable[..., Any
 
 
 def looks_through_replies(aggregate: object) -> bool:
-    """Tell whether a method is given :class:`Replies` already."""
+    """Tell whether a method is wrapped by :func:`may_look_through_replies` already."""
     return hasattr(aggregate, _MAY_LOOK)
 
 
 def handed_on(method: str, replies: Iterable[Message]) -> Iterable[Message]:
-    """Return the replies that the strategy's own ``method`` takes in, none of them lost.
+    """Return all of a round's replies, for the strategy's own ``method``, named for errors.
 
     Raises
     ------
     ConfigError
-        If a loop has gone through them before, and none are left.
+        If ``replies`` are an iterator that was gone through before, so that some are lost.
     """
     if isinstance(replies, Replies):
         return replies.handed_on()
@@ -108,14 +110,14 @@ def handed_on(method: str, replies: Iterable[Message]) -> Iterable[Message]:
 
 
 def require_fresh(method: str, replies: Iterable[Message]) -> None:
-    """Raise ConfigError where a loop has gone through a round's replies, and none are left.
+    """Raise ConfigError if a round's replies are an iterator that was gone through before.
 
     Parameters
     ----------
     method : str
-        What was given them, for errors.
+        The method that was given the replies, for errors.
     replies : iterable of Message
-        Those of a screened grid come while they are gone through, and are not kept.
+        The replies. A screened grid returns a generator, which yields each only once.
     """
     if isgenerator(replies) and getgeneratorstate(replies) != GEN_CREATED:
         raise ConfigError(
@@ -125,7 +127,8 @@ def require_fresh(method: str, replies: Iterable[Message]) -> None:
 
 
 def require_constructed(strategy: object) -> None:
-    """Raise ConfigError for a subclass whose own constructor does not call the one above."""
+    """Raise ConfigError if a subclass's constructor does not call ``super().__init__``."""
+    # The constructor sets `intake` near its end.
     if not hasattr(strategy, "intake"):
         raise ConfigError(
             f"{type(strategy).__name__}.__init__ does not call super().__init__(...): without it "
@@ -134,7 +137,7 @@ def require_constructed(strategy: object) -> None:
 
 
 def messages_of(method: str, returned: object) -> list[Message]:
-    """Return the messages that a method returned; raise ConfigError if it returned others."""
+    """Return what a method returned as a list; raise ConfigError unless all are messages."""
     allowed = "an iterable of Message"
     messages = _listed(method, returned, allowed)
     for message in messages:
@@ -144,7 +147,7 @@ def messages_of(method: str, returned: object) -> list[Message]:
 
 
 def pair_of(method: str, returned: object) -> tuple[Any, Any]:
-    """Return the model and the metrics that a method returned; raise ConfigError for no pair."""
+    """Return the model and the metrics that a method returned; raise ConfigError if no pair."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
         allowed = (
             "a pair of an ArrayRecord and a MetricRecord, None in the place of each that there is "
@@ -156,9 +159,12 @@ def pair_of(method: str, returned: object) -> tuple[Any, Any]:
 
 
 def selection_of(method: str, selected: object) -> list[ClientNode]:
-    """Return the nodes that a method has drawn; raise ConfigError if they are none, or one twice.
+    """Return the nodes that a method has drawn; an empty list is allowed.
 
-    An empty list is one: nobody is asked in the round.
+    Raises
+    ------
+    ConfigError
+        If something else than nodes is among them, or a node is drawn twice.
     """
     allowed = "a list of some of the nodes that it was given, ClientNode each"
     nodes = _listed(method, selected, allowed)
@@ -171,33 +177,33 @@ def selection_of(method: str, selected: object) -> list[ClientNode]:
 
 
 def _listed(method: str, returned: object, allowed: str) -> list[Any]:
-    """Return a list of what a method returned; raise ConfigError if that cannot be gone through."""
+    """Return what a method returned as a list; raise ConfigError if it is not iterable."""
     if not isinstance(returned, Iterable):
         raise _returned(method, returned, allowed)
     return list(returned)
 
 
 def _returned(method: str, value: object, allowed: str) -> ConfigError:
-    """Return the error that a method returned a value of another kind, or one among others."""
+    """Return the error that a method returned a value of a wrong type."""
     return ConfigError(f"{method} returned {type(value).__name__}; allowed: {allowed}")
 
 
 def require_messages(
     method: str, messages: Sequence[Message], members: Collection[ClientNode]
 ) -> None:
-    """Raise ConfigError unless a round's messages go to those who were drawn for it.
+    """Raise ConfigError unless a round's messages go to exactly the members drawn for it.
 
-    Who is drawn and never asked would count as away; who is asked and was not drawn counts for
-    nothing.
+    A member that is drawn and not asked would count as one that does not answer. A client that is
+    asked and was not drawn would train for nothing: its reply is refused.
 
     Parameters
     ----------
     method : str
-        What returned the messages, for errors.
+        The method that returned the messages, for errors.
     messages : sequence of Message
-        By which the round's members are asked to train.
+        The messages that ask members to train.
     members : collection of ClientNode
-        Who was drawn; empty: nobody.
+        The members drawn; may be empty.
     """
     drawn = {node.node_id: node for node in members}
     asked_ids = {message.metadata.dst_node_id for message in messages}
@@ -221,21 +227,21 @@ def require_messages(
 
 
 def take_model(method: str, arrays: object, model: GlobalModel) -> None:
-    """Go on from the model that a round has led to.
+    """Make the model that a method returned the global model.
 
     Parameters
     ----------
     method : str
-        What returned the model, for errors.
+        The method that returned the model, for errors.
     arrays : object
         The model that it returned.
     model : GlobalModel
-        The run's, which takes it over.
+        The run's global model, which takes ``arrays`` over.
 
     Raises
     ------
     ConfigError
-        If it is no model of this run.
+        If ``arrays`` are no ArrayRecord, or do not have the layout of this run's model.
     """
     if not isinstance(arrays, ArrayRecord):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a strategy tells of itself: what it was set to, and how its weight scores come about."""
+"""What a strategy says about itself: its settings, and how its weight scores are computed."""
 
 from __future__ import annotations
 
@@ -19,35 +19,44 @@ from fedif_flower.server.older_api import refuse_older_arguments
 from fedif_flower.stages import Stage
 from fedif_flower.valuation.ledger import ScoreLedger
 
-# Flower's strategies tell their settings on its logger, which prints them in any program.
+# Flower's logger, on which Flower's strategies log their settings: it prints in any program.
 logger = logging.getLogger("flwr")
-_AN_ADDRESS: object = object.__repr__
-_SHOWN_AT_MOST = 100  # Characters of a value.
+_AN_ADDRESS: object = object.__repr__  # Shows a class and an address: no more than the class says.
+_SHOWN_AT_MOST = 100  # Characters of a value that are shown.
 
 
 class TellsSettings:
-    """Remembers what a constructor was called with, refuses what is out of range, tells it all."""
+    """A base that records the arguments of a subclass's constructor, checks them and logs them.
+
+    It does so in :meth:`__new__`, before the constructor runs, so that a subclass need not do
+    anything for it.
+    """
 
     __signature__: inspect.Signature
     settings: Mapping[str, Any]  # The values of all arguments by name, defaults included.
-    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})  # See fedif_flower.constructors.
+    # Which arguments are objects with settings of their own (see fedif_flower.constructors).
+    made_of: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show the constructor's signature, not the signature of :meth:`__new__`."""
+        """Set the class's signature to its constructor's, not to that of :meth:`__new__`."""
         super().__init_subclass__(**kwargs)
         cls.__signature__ = constructor_signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Remember what the constructor is called with, and refuse what is out of range."""
+        """Record the constructor's arguments, and raise ConfigError if one is out of range."""
         strategy = super().__new__(cls)
         try:
             bound = cls.__signature__.bind_partial(*args, **kwargs)
-        except TypeError:  # The constructor says it better, unless an older one was meant.
+        except TypeError:
+            # The arguments do not fit. Two mistakes get an error of our own; for all others
+            # Python's, which the constructor raises next, says it well.
             refuse_older_arguments(cls.__name__, kwargs.keys() - cls.__signature__.parameters)
             cls._refuse_unnamed(len(args))
             strategy.settings = {}
             return strategy
-        if args or kwargs:  # Without any, a copy is made, or the constructor says it.
+        # Without any arguments this may be `copy`, which calls no constructor. If it is not, the
+        # constructor raises for what is missing.
+        if args or kwargs:
             cls._require_all(bound)
         bound.apply_defaults()
         strategy.settings = bound.arguments
@@ -56,7 +65,7 @@ class TellsSettings:
 
     @classmethod
     def _refuse_unnamed(cls, count: int) -> None:
-        """Raise ConfigError for more arguments without a name than it takes."""
+        """Raise ConfigError if ``count`` positional arguments are more than the class takes."""
         parameters = cls.__signature__.parameters.values()
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return
@@ -71,10 +80,10 @@ class TellsSettings:
 
     @classmethod
     def _require_all(cls, bound: inspect.BoundArguments) -> None:
-        """Raise ConfigError for an argument that is missing."""
+        """Raise ConfigError if a required argument is missing."""
         for name, parameter in cls.__signature__.parameters.items():
             if parameter.kind is parameter.VAR_POSITIONAL:
-                continue  # There may be none.
+                continue  # ``*args`` may be empty.
             if parameter.default is parameter.empty and name not in bound.arguments:
                 raise ConfigError(
                     f"{cls.__name__} needs {name}, before Flower's own arguments, as in "
@@ -83,11 +92,11 @@ class TellsSettings:
 
     @classmethod
     def default_stages(cls) -> list[Stage]:
-        """Return new stages for a strategy that is given none."""
+        """Return new stages for a strategy that is created without ``stages``."""
         return []
 
     def __repr__(self) -> str:
-        """Name the class, the arguments that it was called with, and its default stages."""
+        """Return the class with the arguments that are not the defaults, and its default stages."""
         parameters = self.__signature__.parameters
         shown = {
             name: value
@@ -104,13 +113,16 @@ class TellsSettings:
         """Log every setting, as Flower's strategies do."""
         logger.info("\t└──> Settings:")
         for name, argument in self.settings.items():
-            # Some are settled by the constructor: "auto" for example.
+            # The constructor may have replaced the argument's value, such as "auto".
             value = vars(self).get(name, argument)
             logger.info("\t\t├── %s = %s", name, shown_setting(value))
 
 
 def shown_setting(value: Any) -> str:
-    """Return a value as one short line: data and models by their kind, not by what is in them."""
+    """Return a value as one short line.
+
+    A model, and an object whose class defines no ``__repr__``, are shown by their types alone.
+    """
     is_model = isinstance(value, (nn.Module, ArrayRecord))
     if is_model or type(value).__repr__ is _AN_ADDRESS:
         return type(value).__name__
@@ -124,20 +136,23 @@ def shown_setting(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Scoring:
-    r"""How weight scores :math:`\Omega` come about.
+    r"""How weight scores :math:`\Omega` follow from a round's scores :math:`\Psi`.
 
     .. math:: \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i
+
+    for each member i that takes part in the round.
 
     Attributes
     ----------
     gamma : float
-        The rate, in (0, 1]; 1: nothing is smoothed.
+        The rate :math:`\gamma` of the smooth update, in (0, 1]; 1: nothing is smoothed.
     initial : float
         :math:`\Omega_i` before a member's first round.
     bias_correction : bool
-        Whether what is left of ``initial`` is taken out.
+        Whether the part that is left of ``initial`` is taken out (see
+        :class:`~fedif_flower.valuation.ledger.ScoreLedger`).
     min_max : bool
-        Whether :math:`\Psi` is the round's scores mapped to [0, 1].
+        Whether :math:`\Psi_i` are the round's scores mapped to [0, 1].
     """
 
     gamma: float
@@ -147,27 +162,27 @@ class Scoring:
 
     @classmethod
     def of(cls, ledger: ScoreLedger, *, min_max: bool = False) -> Scoring:
-        """Return how a ledger smooths."""
+        """Return how a ledger computes weight scores; ``min_max`` is not the ledger's to know."""
         gamma = ledger.gamma if ledger.smooth_update else 1.0
         return cls(gamma, ledger.initial, ledger.bias_correction, min_max)
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Scoring | None:
-        """Return what :meth:`to_record` was made of; ``None`` where nothing was recorded.
+        """Return the object of which :meth:`to_record` made ``record``; ``None`` for ``None``.
 
         Raises
         ------
         ValueError
-            If it is something else.
+            If ``record`` does not have the fields and types of such a record.
         """
         return None if record is None else TypeAdapter(cls).validate_python(record)
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the fields as a dict for JSON."""
         return asdict(self)
 
     def words(self) -> str:
-        """Return what a reader of the scores has to know, in one to two sentences."""
+        """Return one or two sentences that tell a reader of the scores what they mean."""
         if self.gamma == 1:
             words = "It is that of the round alone: nothing is smoothed."
         elif self.bias_correction:
