@@ -1,4 +1,4 @@
-"""Valuations: what a client's update is worth to the global model. Pure maths, no Flower."""
+"""Valuations: what a client's update is worth to the global model. Pure maths, without Flower."""
 
 from fedif_flower.valuation.influence import InfluenceValuation, round_influence
 from fedif_flower.valuation.ledger import Scores, Valuation

@@ -1,4 +1,4 @@
-"""Whether a batch ``(inputs, targets)`` is one, or a single example that was taken for one."""
+"""Checks that a batch ``(inputs, targets)`` is a batch, and not a single example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedif_flower.tasks.structures import describe, tensors_of
 
 
 def has_examples(targets: Any) -> bool:
-    """Tell whether targets have a first dimension, or a length, that counts examples."""
+    """Tell whether targets have a first dimension, or a length, which counts examples."""
     tensors = tensors_of(targets)
     if tensors:
         return any(tensor.dim() for tensor in tensors)
@@ -21,7 +21,7 @@ def has_examples(targets: Any) -> bool:
 
 
 def is_of_two_lengths(batch: Any) -> bool:
-    """Tell whether a batch is a vector ``[f]`` of floats, and a tensor of another length."""
+    """Tell whether a batch is a vector ``[f]`` of floats and targets of another length than f."""
     if len(batch) != 2:
         return False
     inputs, targets = batch
@@ -32,15 +32,16 @@ def is_of_two_lengths(batch: Any) -> bool:
 
 
 def takes_two(model: nn.Module, inputs: Tensor) -> bool:
-    """Tell whether a model's output for ``[2, f]`` is two of its output for ``[f]``.
+    """Tell whether a model takes inputs ``[f]`` for one example.
 
-    It is not if each of the f numbers has an output of its own.
+    It does if its output for two of them, ``[2, f]``, has the shape of two outputs for ``[f]``. It
+    does not if it has an output for each of the f numbers: then these are the examples.
     """
     try:
         with module_mode(model, training=False), torch.no_grad():
             output = model(inputs)
             outputs = model(torch.stack((inputs, inputs)))
-    except Exception:  # Out of the user's own model, which takes one of the two alone.
+    except Exception:  # The user's model may raise anything: it takes only one of the two shapes.
         return False
     if not isinstance(output, Tensor) or not isinstance(outputs, Tensor):
         return False
@@ -49,7 +50,7 @@ def takes_two(model: nn.Module, inputs: Tensor) -> bool:
 
 
 def single_example_error(batch: Any, why: str) -> ValuationError:
-    """Return the error that a batch is an example."""
+    """Return the error for a batch that is a single example; ``why`` says what shows it."""
     return ValuationError(
         f"a batch is {describe(batch)}, which is a single example: {why}; allowed: batches, such "
         "as a DataLoader with a batch_size makes of a list of examples"

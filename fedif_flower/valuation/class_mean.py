@@ -17,7 +17,7 @@ from fedif_flower.valuation.label_noise import ForwardCorrected
 
 _FUNCTIONS = (functional.cross_entropy, functional.nll_loss)
 _MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)
-# A subclass with a forward of its own may divide by anything.
+# The modules' own: a subclass with another forward may divide by anything.
 _FORWARDS = tuple(kind.forward for kind in _MODULES)
 
 
@@ -34,17 +34,18 @@ class ClassMean:
 
     .. math:: W = \sum_{i:\; y_i \ne y_\mathrm{ignored}} c_{y_i}
 
-    is what they divide by, with :math:`c` the classes' weights, 1 where there are none. Targets
-    that are probabilities all count 1.
+    is what they divide the sum of the losses by, with :math:`c_y` the weight of class y (1 without
+    class weights) and :math:`y_\mathrm{ignored}` the target that is left out. Where targets are
+    probabilities of the classes, each counts 1.
 
     Parameters
     ----------
     ignored : int
-        The target that is left out.
+        :math:`y_\mathrm{ignored}`.
     class_weights : Tensor, optional
-        ``[classes]``.
+        ``[classes]``: c.
     smoothing : float
-        Of labels, in [0, 1].
+        The label smoothing, in [0, 1].
     """
 
     ignored: int
@@ -52,7 +53,10 @@ class ClassMean:
     smoothing: float = 0.0
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool."""
+        """Return which examples have a target that is not ignored and weighs something, ``[n]``.
+
+        ``targets`` are ``[n, ...]``; the result is bool.
+        """
         if self.class_weights is None or targets.is_floating_point():
             return self.has_target(targets)
         return _any_of_each(self._weights(targets) != 0)
@@ -60,7 +64,7 @@ class ClassMean:
     def example_weights(self, targets: Tensor) -> Tensor:
         """Return what each example of targets ``[n, ...]`` adds to W: ``[n]``, float64, on the CPU.
 
-        Where targets are probabilities that is the same for each, and 1 here.
+        Where targets are probabilities, each example adds the same, here 1.
         """
         if targets.is_floating_point():
             return torch.ones(len(targets), dtype=torch.float64)
@@ -74,14 +78,16 @@ class ClassMean:
         if self.class_weights is None:
             return is_answered.float()
         by_class = self.class_weights.detach().to(targets.device)
+        # An ignored target, such as -100, is no index: it is clamped, and its weight set to 0.
         of_targets = by_class[targets.long().clamp(0, len(by_class) - 1)]
         return of_targets.where(is_answered, torch.zeros_like(of_targets))
 
     def has_target(self, targets: Tensor) -> Tensor:
-        """Tell which examples have a target that is not ignored, whatever its class weighs."""
+        """Return which examples have a target that is not ignored, whatever its class weighs."""
         return _any_of_each(self._answered(targets))
 
     def _answered(self, targets: Tensor) -> Tensor:
+        """Return which targets are not ignored: ``[n, ...]`` bool, for probabilities ``[n]``."""
         if targets.is_floating_point():
             return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
         return targets != self.ignored
@@ -95,6 +101,7 @@ class ClassMean:
             If a target has no class weight, or labels are smoothed where a class weighs 0.
         """
         if targets.is_floating_point():
+            # Probabilities [n, C, ...]: every position of an example has C of them.
             classes = targets.shape[1] if targets.dim() > 1 else 1
             return BatchSize(len(targets), targets.numel() // max(classes, 1))
         self._require_parts_of_a_mean()
@@ -113,10 +120,11 @@ class ClassMean:
         return BatchSize(examples, float(weights[labels].sum()))
 
     def _require_parts_of_a_mean(self) -> None:
-        """Raise ValuationError where torch's loss is no mean whose parts can be weighed.
+        """Raise ValuationError if the losses of batches cannot be joined to one mean.
 
-        It adds the smoothing of examples whose class weighs 0, and divides by the weights of the
-        others: so the loss would depend on which examples are in a batch together.
+        With label smoothing and a class of weight 0, torch adds the smoothing loss of that class's
+        examples, but divides by the weights of the other examples alone: the loss would depend on
+        which examples are in a batch together.
         """
         if self.smoothing and self.class_weights is not None and (self.class_weights == 0).any():
             raise ValuationError(
@@ -126,26 +134,26 @@ class ClassMean:
 
 
 def _any_of_each(counted: Tensor) -> Tensor:
-    """Return whether anything counts of each example, for ``[n, ...]`` bool: ``[n]``."""
+    """Return for each example whether any of its targets counts: ``[n, ...]`` bool to ``[n]``."""
     return counted.flatten(1).any(dim=1) if counted.dim() > 1 else counted
 
 
 def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
-    """Return how a loss takes its mean, if it is cross-entropy or negative log-likelihood of torch.
+    """Return how a loss takes its mean; ``None`` unless it is one of torch's for classification.
 
     Parameters
     ----------
     loss_fn : callable
         ``functional.cross_entropy`` or ``nll_loss``, ``functools.partial`` of one, or
-        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, with the mean for reduction; or one of them
-        corrected for wrong labels. All others give ``None``.
+        ``nn.CrossEntropyLoss`` or ``nn.NLLLoss``, whose reduction is the mean; or one of these that
+        is corrected for wrong labels. For any other loss the result is ``None``.
     """
     if isinstance(loss_fn, ForwardCorrected):
         return class_mean(loss_fn.loss_fn)
     options = _options_of(loss_fn)
     if options is None or options["reduction"] != "mean":
         return None
-    # Torch's older names for the reduction win over it.
+    # Torch's older arguments for the reduction take precedence over ``reduction``.
     if options.get("size_average") is not None or options.get("reduce") is not None:
         return None
     smoothing = options.get("label_smoothing", 0.0)  # The negative log-likelihood has none.
@@ -159,5 +167,5 @@ def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:
     function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
     if function not in _FUNCTIONS:
         return None
-    # The signature of a partial has its arguments for defaults.
+    # In the signature of a partial, the arguments that it sets are defaults.
     return {name: option.default for name, option in signature(loss_fn).parameters.items()}

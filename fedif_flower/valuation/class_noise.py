@@ -1,4 +1,4 @@
-"""By which chances labels of one class became others, told by models of the labels themselves."""
+"""Estimates with which chance a label of each class became one of each other class."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from fedif_flower.valuation.label_noise import transition_matrix
 from fedif_flower.valuation.noise_profile import MOST_OF_RANGE, TEMPERATURES
 
-SUREST = 0.4  # Of the examples that models answer with a class.
-PRIOR = 4.0  # Examples of a class that the mean over classes counts for.
-LEAST_OF_CLASS = 20  # Labels of each class that there are: fewer tell nothing of a class alone.
+SUREST = 0.4  # Among the examples predicted as one class, the share that models are surest of.
+PRIOR = 4.0  # alpha: the symmetric chances count as so many more examples of each class.
+LEAST_OF_CLASS = 20  # Fewer labels of a class say nothing about this class alone.
 MOST_CLASSES = 100
-_STEPS = 60  # Of expectation and maximisation, which change the chances by less than 0.001 then.
-_WITHIN = 0.9  # Of the weight at which a right label would be as likely as another.
+_STEPS = 60  # Of expectation maximisation. The last ones change the chances by less than 0.001.
+_WITHIN = 0.9  # Of the largest weight at which right labels stay likeliest, this share is taken.
 
 
 def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
-    """Tell whether labels ``[n]`` say something of each class that they name.
+    """Tell whether each class among labels ``[n]`` has enough of them to estimate its chances.
 
-    Of more than 100 classes nothing is said: each pair's chance would be in every record.
+    With more than 100 classes the answer is no: every record would hold the chances of all pairs.
     """
     if num_classes > MOST_CLASSES:
         return False
@@ -30,27 +30,29 @@ def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
 
 
 def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Return how often the labels of the surest answers are others.
+    r"""Return the chances of labels by the labels of the examples that models are surest of.
 
-    An example whose answer is sure is taken for one of the class (an anchor point). So among the
-    surest two fifths :math:`A_k` of the answers k,
+    An example that models surely predict as one class is taken for one of this class (an anchor
+    point). Let :math:`A_k` be the surest two fifths of the examples that are predicted as class k:
 
     .. math:: T_{kj} = \frac{|\{i \in A_k: y_i = j\}| + \alpha S_{kj}}{|A_k| + \alpha}
 
-    with S the symmetric chances that have the share of wrong labels among all of them, and
-    :math:`\alpha = 4`. It errs upwards: models err where they are sure, too.
+    with :math:`y_i` the label of example i, :math:`\alpha = 4`, and S the symmetric chances that
+    have as large a share of wrong labels as all :math:`A_k` together. The chances of wrong labels
+    are overestimated, since models also err where they are sure.
 
     Parameters
     ----------
     logits : Tensor
-        ``[settings, n, C]``: of examples that a model was not trained on; settings are averaged.
+        ``[settings, n, C]``, by models that were not trained on the example; the probabilities of
+        all settings are averaged.
     labels : Tensor
         ``[n]``, in [0, C).
 
     Returns
     -------
     Tensor
-        ``[C, C]``, float64; rows sum to 1.
+        T, ``[C, C]``, float64: the chance that an example of class k is labelled j; rows sum to 1.
 
     References
     ----------
@@ -69,14 +71,14 @@ def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ClassNoise(NamedTuple):
-    """By which chances labels of each class became others.
+    """The chances with which labels of each class became those of others.
 
     Attributes
     ----------
     transitions : Tensor
-        ``[C, C]``, float64; rows sum to 1.
+        T, ``[C, C]``, float64: the chance that an example of class k is labelled j; rows sum to 1.
     share : float
-        Of the labels, those that are wrong by these chances.
+        The share of all labels that is wrong, by these chances.
     """
 
     transitions: Tensor
@@ -84,25 +86,29 @@ class ClassNoise(NamedTuple):
 
 
 def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> ClassNoise:
-    r"""Return the likeliest chances by which labels of each class became others.
+    r"""Return the likeliest chances with which labels of each class became those of others.
 
-    Of the models' settings and temperatures the one is taken that makes the labels likeliest by the
-    given chances. Then expectation and maximisation alternate,
+    First a setting of the models and a temperature are chosen: those whose probabilities p make the
+    labels likeliest, given the chances to begin with. Then expectation and maximisation alternate,
 
     .. math:: q_{ik} = \frac{p_{ik} T_{k y_i}}{\sum_l p_{il} T_{l y_i}}, \qquad
               T_{kj} = \frac{\sum_{i:\, y_i = j} q_{ik} + \alpha S_{kj}}{\sum_i q_{ik} + \alpha}
 
-    Where another label of a class is likelier than the right one then, all are drawn towards the
-    symmetric chances S until it is not: no loss can be corrected by such an estimate.
+    with :math:`p_{ik}` the probability that example i is of class k, :math:`q_{ik}` the same given
+    its label :math:`y_i`, :math:`\alpha = 4`, and S the symmetric chances with as large a share of
+    wrong labels. If some class then has another label that is at least as likely as the right one,
+    all chances are drawn towards symmetric ones until the right label is likeliest: else no loss
+    could be corrected by them.
 
     Parameters
     ----------
     logits : Tensor
-        ``[settings, n, C]``: by models whose training loss allowed for the given chances.
+        ``[settings, n, C]``: by models whose training loss allowed for ``transitions``, for
+        examples that they were not trained on.
     labels : Tensor
-        ``[n]``.
+        ``[n]``: y, in [0, C).
     transitions : Tensor
-        ``[C, C]``: where to begin.
+        ``[C, C]``: the chances T to begin with.
     """
     probabilities = _likeliest(logits, labels, transitions)  # [n, C]
     observed = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
@@ -111,14 +117,16 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
         posterior = posterior / posterior.sum(dim=1, keepdim=True)  # q [n, C]
         transitions = _towards_symmetric(posterior.T @ observed)
     transitions = _with_right_labels_ahead(transitions)
-    mix = posterior.mean(dim=0)  # How frequent the right classes are, [C].
+    mix = posterior.mean(dim=0)  # [C]: how frequent each class is among the right labels.
     return ClassNoise(transitions, 1 - float(mix @ transitions.diagonal()))
 
 
 def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
-    r"""Return chances ``[C, C]`` of which the diagonal has the largest of each row.
+    r"""Return chances ``[C, C]`` whose largest of each row is on the diagonal.
 
-    With the weight :math:`\lambda` they are :math:`\lambda T + (1 - \lambda) S`, S symmetric.
+    T is returned as it is if that holds for it. Else the result is
+    :math:`\lambda T + (1 - \lambda) S`, with S the symmetric chances of the same mean diagonal, and
+    :math:`\lambda` nine tenths of the weight at which some other label is just as likely.
     """
     num_classes = len(transitions)
     right = transitions.diagonal()
@@ -133,7 +141,7 @@ def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
-    """Return the probabilities ``[n, C]`` by which labels are likeliest, given the chances."""
+    """Return the probabilities ``[n, C]`` of the setting and temperature with likeliest labels."""
     best = -torch.inf
     likeliest = torch.empty(0)
     for setting in logits.double():
@@ -148,7 +156,11 @@ def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
 
 
 def _towards_symmetric(counts: Tensor) -> Tensor:
-    """Return chances by counts ``[C, C]`` of classes and labels, drawn towards their mean."""
+    """Return the chances by counts ``[C, C]`` of classes and labels, drawn towards symmetric ones.
+
+    The symmetric chances have as large a share of wrong labels as the counts, and count as PRIOR
+    more examples of each class.
+    """
     num_classes = len(counts)
     wrong = 1 - float(counts.diagonal().sum() / counts.sum())
     symmetric = _symmetric(wrong, num_classes)
@@ -157,7 +169,7 @@ def _towards_symmetric(counts: Tensor) -> Tensor:
 
 
 def _symmetric(wrong: float, num_classes: int) -> Tensor:
-    """Return symmetric chances ``[C, C]``, with as many right labels as say something."""
-    # Labels that are wrong more often than that would say nothing.
+    """Return the symmetric chances ``[C, C]`` for a share of wrong labels, within its range."""
+    # With a share near (C - 1) / C, labels would say nothing.
     most = MOST_OF_RANGE * (num_classes - 1) / num_classes
     return transition_matrix(min(max(wrong, 0.0), most), num_classes)

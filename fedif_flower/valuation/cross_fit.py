@@ -1,4 +1,4 @@
-"""A model trained on some folds of a data set, and asked about the fold that it has not seen."""
+"""Cross-fitting: a model is trained on some folds of a data set, and predicts the other fold."""
 
 from __future__ import annotations
 
@@ -28,27 +28,29 @@ from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 from fedif_flower.valuation.validation import Validation
 
-LEARNING_RATE = 4e-3  # Of Adam: the task's own is its clients'.
-_TRIED_STEPS = 8  # To know how long one takes.
-_MUCH = 4  # Times as long as it may take: so much a single step is not off.
-_AT_ONCE = 256  # Examples that a model is asked about.
-_SMALL = 100_000  # Parameters: threads would wait for each other at each operation.
+LEARNING_RATE = 4e-3  # Of Adam. The task's own learning rate is for its clients' optimizer.
+_TRIED_STEPS = 8  # Steps of each fold that are timed before the training.
+_MUCH = 4  # The time that a single step took is wrong by a smaller factor than this.
+_AT_ONCE = 256  # Examples in one forward pass.
+# Parameters: a model with no more is trained by one thread, since several would spend their time
+# waiting for each other.
+_SMALL = 100_000
 
-Models = Callable[[int], nn.Module]  # By fold, on the data's device.
+Models = Callable[[int], nn.Module]  # Returns the untrained model of a fold, on the data's device.
 logger = logging.getLogger(__name__)
 
 
 class CrossFit(NamedTuple):
-    """What models say of the examples that they were not trained on.
+    """What models predict for the examples that they were not trained on.
 
     Attributes
     ----------
     logits : Tensor
-        ``[settings, n, C]``: a setting is a correction with a number of epochs.
+        ``[settings, n, C]``: a setting is one correction with one number of epochs.
     grid : Grid
-        What was trained.
+        The corrections and numbers of epochs that were trained.
     is_reduced : bool
-        Whether the grid is not the whole one, which would have taken too long.
+        Whether that is less than the whole grid, which would have taken too long.
     """
 
     logits: Tensor
@@ -57,14 +59,16 @@ class CrossFit(NamedTuple):
 
 
 class Folds(NamedTuple):
-    """Which examples are trained on, and which are asked about, by fold.
+    """Which examples the model of each fold is trained on, and which it predicts.
+
+    Both have as many columns for each fold, so that one tensor holds all folds.
 
     Attributes
     ----------
     training : Tensor
-        ``[k, t]``: of the other folds, as many for each.
+        ``[k, t]``: rows of the other folds; where there is one more, it is left out.
     tested : Tensor
-        ``[k, a]``: the fold's own; in smaller ones, the last stands there twice.
+        ``[k, a]``: the rows of the fold itself; where there is one fewer, the last stands twice.
     """
 
     training: Tensor
@@ -98,32 +102,33 @@ def cross_fit(
     transitions: Tensor | None = None,
     size: tuple[int, int] | None = None,
 ) -> CrossFit | None:
-    r"""Train models on k - 1 of k = 5 folds, by the corrected loss, and ask them about the other.
+    r"""Train models on four of five folds by the corrected loss, and let them predict the fifth.
 
     Parameters
     ----------
     models : callable
-        ``models(fold)`` -> the untrained model of a fold, on the data's device, to be changed.
+        ``models(fold)`` -> the untrained model of a fold, on the data's device; it is trained in
+        place.
     batch : tuple
         The model's arguments, and integer labels ``[n]`` in [0, C).
     num_classes : int
-        C, the model's outputs.
+        C, the number of the model's outputs.
     seed : int
-        Draws folds and the order of examples.
+        Seeds the draw of folds, the order of examples and the randomness of training.
     seconds : float
-        How long it may take, > 0. A few steps are measured first; where the whole grid would take
-        longer, fewer corrections and epochs are trained. The log says beforehand how long it will
-        take.
+        How long it may take, > 0. A few steps are timed first. If the whole grid would take longer,
+        fewer corrections and epochs are trained. The log says beforehand how long it will take.
     transitions : Tensor, optional
-        ``[C, C]``: by which chances labels become others; the training loss allows for them alone.
+        ``[C, C]``: the chances with which labels become others. The training loss is then corrected
+        for them, in place of the grid's own corrections.
     size : tuple of int, optional
-        The size of the only grid that is trained, if there is time. Default: the largest one that
-        there is time for.
+        The size (:attr:`~fedif_flower.valuation.fit_grid.Grid.size`) of the only grid that may be
+        trained. Default: that of the most thorough grid that there is time for.
 
     Returns
     -------
     CrossFit, optional
-        ``None`` where the smallest grid would take longer, too, or none has that size.
+        ``None`` if the smallest grid would take longer, too, or if no grid has that size.
     """
     *_, labels = batch
     folds = draw_folds(len(labels), torch_generator("held-out-folds", seed))
@@ -148,7 +153,7 @@ def cross_fit(
 
 
 class _Choice(NamedTuple):
-    """What may be trained; it is reduced where it is not the most thorough grid."""
+    """A grid that may be trained; it is reduced unless it is the most thorough one."""
 
     grid: Grid
     is_reduced: bool
@@ -157,7 +162,7 @@ class _Choice(NamedTuple):
 def _choices(
     num_training: int, transitions: Tensor | None, size: tuple[int, int] | None
 ) -> list[_Choice]:
-    """Return what may be trained, the most thorough first; see :func:`cross_fit`."""
+    """Return the grids that may be trained, the most thorough first; see :func:`cross_fit`."""
     choices = []
     for place, whole_grid in enumerate(grids(num_training)):
         if size is not None and whole_grid.size != size:
@@ -172,7 +177,11 @@ def _choices(
 def untrained_models(
     validation: Validation, build: Callable[[int], nn.Module] | None, seed: int
 ) -> Models:
-    """Return what makes the untrained model of a fold, on the validation's device."""
+    """Return the function that makes the untrained model of a fold, on the validation's device.
+
+    It calls ``build`` with a seed for the fold; without ``build`` it copies the validation's model
+    and resets the layers that have ``reset_parameters``.
+    """
     device = validation.device
 
     def model(fold: int) -> nn.Module:
@@ -185,6 +194,7 @@ def untrained_models(
             for module in copied.modules():
                 parameters = list(module.parameters(recurse=False))
                 reset = getattr(module, "reset_parameters", None)
+                # A layer that is frozen stays as it is: its parameters were trained elsewhere.
                 if reset is not None and all(value.requires_grad for value in parameters):
                     reset()
         return copied
@@ -195,11 +205,11 @@ def untrained_models(
 def fit_in_time(
     models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None = None
 ) -> tuple[CrossFit, Way] | None:
-    """Return what models trained in time say, and how they were trained.
+    """Return what models trained in time predict, and how they were trained.
 
-    A model that cannot be trained in time is replaced by a logistic regression on what its last
-    layer is given. Parameters are those of :func:`cross_fit`, and ``way``: the only one that is
-    taken, if there is time. ``None``: any way takes longer.
+    A model that cannot be trained in time is replaced by a logistic regression on the inputs of its
+    last layer, by the untrained model. The parameters are those of :func:`cross_fit`. With a
+    ``way``, only this one is tried. ``None``: there is not enough time.
     """
     began = time.perf_counter()
     size = None if way is None else way.size
@@ -227,15 +237,15 @@ def fit_in_time(
 
 
 def _way_of(model: Literal["own", "regression"], fitted: CrossFit) -> Way:
-    """Return how models were trained."""
+    """Return the way in which models were trained."""
     trainings, epochs = fitted.grid.size
     return Way(model, trainings, epochs, fitted.is_reduced)
 
 
 class _Steps:
-    """The batches of a training, by epoch: rows ``[k, b]`` of all folds.
+    """The batches of a training, by epoch: each has rows ``[k, b]``, b examples for each fold.
 
-    ``at_most`` ends it after so many steps, to measure how long these take.
+    ``at_most`` ends the training after so many steps, to time them.
     """
 
     def __init__(
@@ -266,15 +276,15 @@ def _seconds_per_epoch(
     correction: float | Tensor,
     seconds: float,
 ) -> float:
-    """Return how long an epoch of all folds' trainings takes, by a few steps of each.
+    """Return how many seconds an epoch of all folds takes, as measured by a few steps of each.
 
-    A model that is much too slow for the smallest grid takes two steps of one fold: to measure how
-    long training takes must not take longer than training may.
+    The result is infinite if two steps of one fold show that the model is much too slow for the
+    smallest grid: timing must not take longer than training may.
     """
     size = folds.training.shape[1]
     per_epoch = FOLDS * steps_of(size)
     took = 0.0
-    # The first step of a process takes longer.
+    # The first step of a process takes longer, so that the second one counts.
     for _ in range(2):
         took = _seconds_of_step(models(0), batch, folds, correction)
     if took * per_epoch * grids(size)[-1].epochs[-1] > _MUCH * seconds:
@@ -297,7 +307,7 @@ def _seconds_of_step(
         began = time.perf_counter()
         _train_epoch(model, _Adam(trainable_parameters(model)), batch, few.by_epoch[0], 0, noise)
         if labels.device.type == "cuda":
-            torch.cuda.synchronize(labels.device)  # What was asked for is still being computed.
+            torch.cuda.synchronize(labels.device)  # CUDA still computes when the calls return.
         return time.perf_counter() - began
 
 
@@ -309,7 +319,7 @@ def _train(
     corrections: Sequence[float | Tensor],
     seed: int,
 ) -> Tensor:
-    """Train a model for each fold and correction: ``[settings, n, C]``."""
+    """Train a model for each fold and correction; return all logits ``[settings, n, C]``."""
     *_, labels = batch
     settings = (len(corrections), len(steps.epochs))
     logits = torch.empty(*settings, len(labels), num_classes, device=labels.device)
@@ -324,12 +334,15 @@ def _train(
 
 
 def _noise_of(correction: float | Tensor, labels: Tensor) -> Tensor:
-    """Return a share of wrong labels, or chances ``[C, C]``, where the labels lie."""
+    """Return a share of wrong labels, or chances ``[C, C]``, on the labels' device."""
     return torch.as_tensor(correction, dtype=torch.float32, device=labels.device)
 
 
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
-    """Train one model; return what it says of its fold: ``[epochs, a, C]``."""
+    """Train one model; return its logits for its fold, after each of the grid's epochs.
+
+    They are ``[epochs, a, C]``.
+    """
     optimizer = _Adam(trainable_parameters(model))
     answers = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
@@ -361,20 +374,21 @@ def _train_epoch(
 class _Adam:
     """Adam (Kingma and Ba, 2015) with its usual settings.
 
-    ``torch.optim`` takes a second or more to import, which nothing else in a server needs. Sums
-    are at least in float32: squares of slopes, and what keeps their roots from 0, are 0 in float16.
+    ``torch.optim`` takes a second or more to import, and nothing else in a server needs it. Running
+    means are at least in float32: in float16, squares of gradients and the 1e-8 in the divisor
+    would be 0.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
         self.params = [value.detach() for value in params]
-        # The parameters themselves, unless these are of half precision.
+        # What is updated: the parameters themselves, or float32 copies of half-precision ones.
         self.wide = [widened(value) for value in self.params]
         self.means = [torch.zeros_like(value) for value in self.wide]
         self.squares = [torch.zeros_like(value) for value in self.wide]
         self.steps = 0
 
     def step(self, slopes: Sequence[Tensor]) -> None:
-        """Move the parameters, in place."""
+        """Take one step along the gradients ``slopes``: the parameters change in place."""
         self.steps += 1
         gradients = [
             slope.detach().to(value.dtype) for slope, value in zip(slopes, self.wide, strict=True)
@@ -393,7 +407,7 @@ class _Adam:
 
 
 def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-    """Return the mean corrected loss of logits ``[b, C]``; noise is a share, or chances [C, C]."""
+    """Return the mean corrected loss of logits [b, C]; ``noise``: a share, or chances [C, C]."""
     if noise.dim():
         return functional.nll_loss(corrected(logits.float(), noise), labels)
     log_p = logits.float().log_softmax(dim=1).gather(1, labels[:, None])[:, 0]
@@ -401,11 +415,11 @@ def _loss(logits: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
 
 
 class _OutOfTimeError(Exception):
-    """There is no time left to ask a model about the next examples."""
+    """Raised when no time is left for the next forward pass."""
 
 
 def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
-    """Return a model's outputs for some examples, ``[len(rows), C]``, in float32."""
+    """Return a model's outputs for the examples at ``rows``: ``[len(rows), C]``, float32."""
     outputs = []
     with evaluation_mode(model)():
         for chunk in torch.split(rows, _AT_ONCE):
@@ -415,15 +429,15 @@ def answers_of(model: nn.Module, batch: Any, rows: Tensor) -> Tensor:
 
 
 def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
-    """Return what a model's last fully connected layer is given of each example, ``[n, features]``.
+    """Return the inputs of a model's last fully connected layer, ``[n, features]``.
 
-    They are those of :func:`~fedif_flower.tasks.modules.last_layer_inputs`, with mean 0 and
-    deviation 1 over the examples. ``None`` where that takes longer than it may, in seconds.
+    They are those of :func:`~fedif_flower.tasks.modules.last_layer_inputs`, scaled to mean 0 and
+    standard deviation 1 over the examples. ``None`` if reading them takes more than ``seconds``.
 
     Raises
     ------
     ValuationError
-        If neither such a layer nor the model gives a row for each example.
+        If neither the layer's inputs nor the model's outputs have a row for each example.
     """
     ends = time.perf_counter() + seconds
 

@@ -10,22 +10,22 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 FOLDS = 5
-_MANY = 1000  # Examples.
+_MANY = 1000  # From so many training examples on, batches are larger and one correction is enough.
 _BATCH = 32
-_LARGE_BATCH = 64  # Of many examples.
-_LEAST_STEPS = 150
-_LEAST_EPOCHS = 8
+_LARGE_BATCH = 64
+_LEAST_STEPS = 150  # The longest training has at least so many steps,
+_LEAST_EPOCHS = 8  # and at least so many epochs.
 
 
 class Grid(NamedTuple):
-    """With which corrections models are trained, and after how many epochs they are asked.
+    """The corrections with which models are trained, and the epochs after which they predict.
 
     Attributes
     ----------
     corrections : tuple of float or Tensor
-        The shares of wrong labels that the training loss allows for, or chances ``[C, C]``.
+        The shares of wrong labels for which the training loss is corrected, or chances ``[C, C]``.
     epochs : tuple of int
-        Rising.
+        Numbers of epochs, ascending; a training ends after the last.
     """
 
     corrections: tuple[float | Tensor, ...]
@@ -37,30 +37,31 @@ class Grid(NamedTuple):
         return len(self.corrections) * FOLDS, self.epochs[-1]
 
     def words(self) -> str:
-        """Say how large it is."""
+        """Return the size in words."""
         return _size_words(self.size)
 
 
 def _size_words(size: tuple[int, int]) -> str:
+    """Return a grid's size in words."""
     trainings, epochs = size
     return f"{trainings} trainings of {epochs} epochs on {FOLDS} folds"
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a data set was examined: so it can be examined again.
+    """How a data set was examined, so that the examination can be repeated in the same way.
 
     Attributes
     ----------
     model : {"own", "regression"}
-        Which one was trained: the task's own, or a logistic regression on what its last layer is
-        given.
+        The model that was trained: the task's own, or a logistic regression on the inputs of its
+        last layer.
     trainings : int
-        How many models.
+        How many models were trained.
     epochs : int
-        For how many epochs each.
+        For how many epochs each was trained.
     is_reduced : bool
-        Whether fewer were trained than usual, to save time.
+        Whether fewer models or epochs were trained than usual, to save time.
     """
 
     model: Literal["own", "regression"]
@@ -70,21 +71,21 @@ class Way:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any] | None) -> Way | None:
-        """Read what ``asdict`` returned; ``None`` stays ``None``."""
+        """Return the way in a record that ``asdict`` made; ``None`` for ``None``."""
         return None if record is None else cls(**record)
 
     @property
     def size(self) -> tuple[int, int]:
-        """That of the grid."""
+        """The :attr:`Grid.size` of the grid that was trained."""
         return self.trainings, self.epochs
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether there was no time for more, so that a faster machine might find another share."""
+        """Whether time was short, so that a faster machine might estimate another share."""
         return self.is_reduced or self.model == "regression"
 
     def words(self) -> str:
-        """Say it."""
+        """Return the way in words."""
         words = _size_words(self.size)
         if self.model == "own":
             return f"{words}, fewer than usual to save time" if self.is_reduced else words
@@ -93,9 +94,10 @@ class Way:
 
 
 def grids(num_training: int) -> list[Grid]:
-    """Return what may be trained on so many examples, the most thorough first.
+    """Return the grids that may be trained on so many examples, the most thorough first.
 
-    Many examples tell the share by themselves, whatever the correction in training.
+    Many examples tell the share of wrong labels whatever the correction in training: then there is
+    one correction only.
     """
     steps = steps_of(num_training)
     most = max(math.ceil(_LEAST_STEPS / steps), _LEAST_EPOCHS)
@@ -109,6 +111,6 @@ def grids(num_training: int) -> list[Grid]:
 
 
 def steps_of(num_training: int) -> int:
-    """Return how many batches of about one size an epoch has."""
+    """Return how many batches of about equal size an epoch has."""
     size = _BATCH if num_training < _MANY else _LARGE_BATCH
     return max(round(num_training / size), 1)
