@@ -1,7 +1,7 @@
-"""Clients that misbehave, by what they change; one registry line each; nothing here knows Flower.
+"""Attacks: what malicious clients do. Nothing here depends on Flower.
 
 A new attack is a subclass of :class:`Behaviour` that overrides the hook it needs, and a line in
-:data:`ATTACKS`.
+``registry.py``, from which :data:`ATTACKS` is made.
 """
 
 from fedif_flower.attacks.assignment import attacks_now, malicious_partitions, poison_ratio

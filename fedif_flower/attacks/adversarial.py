@@ -20,19 +20,20 @@ from fedif_flower.tasks.modules import (
 )
 from fedif_flower.tasks.task import Task
 
-_CHUNK = 128  # Examples attacked together: enough to fill the cores, few enough for the cache.
+_CHUNK = 128  # Examples attacked at once: enough to fill the cores, few enough for the cache.
 
 
 @dataclass
 class AdversarialSamples(Behaviour):
-    r"""Replaces a share of its samples by PGD examples against the received model, every round.
+    r"""Replaces a share of its samples by PGD examples against the received model, in every round.
 
     .. math::
         x_0 = \Pi(x + U(-\epsilon, \epsilon)), \quad
         x_{k+1} = \Pi(x_k + \alpha \operatorname{sign} \nabla_x \ell(f(x_k), y))
 
-    with :math:`\Pi` the projection onto :math:`\{x': \lVert x' - x \rVert_\infty \le \epsilon\}
-    \cap [0, 1]` and :math:`\ell` the cross-entropy.
+    with x an image, y its label, f the received model, :math:`\ell` the cross-entropy, and
+    :math:`\Pi` the projection onto :math:`\{x': \lVert x' - x \rVert_\infty \le \epsilon\}
+    \cap [0, 1]`.
 
     Parameters
     ----------
@@ -56,7 +57,7 @@ class AdversarialSamples(Behaviour):
     steps: Annotated[int, Setting("gradient steps per sample", ge=1)] = 20
 
     def misfit(self, task: Task) -> str:
-        """Return that it stays in the range of inputs, and raises the cross-entropy."""
+        """Return that it needs classes and an input range, if the task lacks them."""
         return lacks_images(task)
 
     def poison_inputs(
@@ -67,10 +68,10 @@ class AdversarialSamples(Behaviour):
         normalize: Normalize,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return the pixels with a share of the images attacked.
+        """Return the pixels, with a share of the images replaced by adversarial ones.
 
-        The model is in eval mode meanwhile; its parameters, their gradients and its modes are left
-        as they were.
+        The model is in eval mode meanwhile. Its parameters, their gradients and the modes of its
+        modules are left as they were.
         """
         chosen = choose(len(pixels), self.ratio, generator).to(pixels.device)  # [k]
         poisoned = pixels.clone()
@@ -99,6 +100,7 @@ class AdversarialSamples(Behaviour):
 def _pixel_gradient(
     model: nn.Module, pixels: Tensor, labels: Tensor, normalize: Normalize
 ) -> Tensor:
+    """Return the gradient of each image's cross-entropy in its pixels, ``[n, c, h, w]``."""
     with torch.enable_grad():
         pixels = pixels.detach().requires_grad_()
         # The sum, not the mean: each example's gradient then does not depend on the chunk.

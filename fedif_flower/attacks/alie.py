@@ -22,8 +22,9 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
         z = \Phi^{-1}\!\left(\frac{n - m - s}{n - m}\right), \quad
         s = \lfloor n / 2 + 1 \rfloor - m
 
-    with :math:`\Phi` the normal distribution's cumulative function. s honest supporters make a
-    majority; where the attackers are one already (s < 1) one supporter is asked for.
+    with :math:`\Phi` the cumulative distribution function of the standard normal. Together with s
+    honest clients the attackers are a majority. If they are a majority by themselves (s < 1), s is
+    taken to be 1. With a single honest client z is 0.
 
     Parameters
     ----------
@@ -46,23 +47,25 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
 
 @dataclass
 class Alie(ShiftedMean):
-    r"""A little is enough: all move the mean within the clients' own spread.
+    r"""A little is enough: all send their mean update, shifted within the clients' own spread.
 
     .. math:: \mu - z \sigma
 
-    One that is alone in its round sends its honest update.
+    An accomplice that is alone in its round sends its honest update, since its :math:`\sigma` is 0.
 
     Parameters
     ----------
     malicious_fraction : float
-        Their share of a large federation, in [0, 1), from which z follows (:func:`largest_shift`).
+        The share of malicious clients, in [0, 1). z follows from it as in a large federation
+        (:func:`largest_shift`).
     z : float, optional
-        In place of the one that follows.
+        How many standard deviations the mean is shifted by, > 0; ``None``: as many as follow from
+        ``malicious_fraction``.
 
     Raises
     ------
     ConfigError
-        If all are malicious and z is to follow: nobody's spread is left to hide in.
+        If all clients are malicious and z is ``None``: there are no honest clients to hide among.
 
     References
     ----------
@@ -75,7 +78,7 @@ class Alie(ShiftedMean):
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse a share from which no z follows."""
+        """Raise ConfigError if z is not given and does not follow from ``malicious_fraction``."""
         if self.z is None:
             share = self.malicious_fraction
             allowed = "< 1 where alie.z is 'auto', which reckons with honest clients"
@@ -85,5 +88,6 @@ class Alie(ShiftedMean):
         """Return z."""
         if self.z is not None:
             return self.z
+        # At most all but one: largest_shift divides by the number of honest clients.
         malicious = min(round(self.malicious_fraction * _MANY), _MANY - 1)
         return largest_shift(_MANY, malicious)

@@ -57,7 +57,7 @@ def attacks_now(server_round: int, first_round: int, period: int) -> bool:
     first_round : int
         >= 1.
     period : int
-        Rounds, >= 0; 0: no end.
+        How many rounds an attack lasts, >= 0; 0: it does not end.
     """
     since = server_round - first_round
     return since >= 0 and (period == 0 or (since // period) % 2 == 0)

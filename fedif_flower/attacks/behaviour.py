@@ -1,4 +1,4 @@
-"""The base of all behaviours: an honest client, with a hook for each thing an attack can change."""
+"""The base classes of attacks: an honest client with a hook for each thing that it may change."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ Normalize = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ClientRound:
-    """What a client knows once it has trained, before it replies.
+    """What a client knows after training, before it replies.
 
     Attributes
     ----------
     received : Tensor
-        ``[d]``, the trainable parameters that the server sent.
+        ``[d]``: the trainable parameters that the server sent.
     trained : Tensor
-        ``[d]``, the same after training, on the same device.
+        ``[d]``: the same parameters after training, on the same device.
     server_round : int
         The round t >= 1.
     generator : torch.Generator
-        On the CPU, another one at every round.
+        On the CPU, seeded differently in every round.
     memory : mutable mapping of str to Tensor
-        What this client keeps between its rounds: empty at its first, and afterwards what the
-        attack has put there, on the CPU. ``fedif run`` and a run in one process have it in
-        checkpoints; elsewhere a run that is resumed begins with an empty one, and says so.
+        What this client keeps between its rounds, on the CPU: empty in its first round, afterwards
+        what the attack has put there. ``fedif run`` and runs in one process keep it in checkpoints.
+        Elsewhere a resumed run begins with an empty memory, and logs a warning.
     """
 
     received: Tensor
@@ -46,55 +46,57 @@ class ClientRound:
 class Behaviour:
     """An honest client; attacks override the hook they need.
 
-    Every hook returns its input or a new tensor and never writes to its arguments. Randomness
-    comes from the given generator (on the CPU), so that it does not depend on the process.
+    Every hook returns its input or a new tensor and never writes to its arguments. Random numbers
+    are drawn from the given generator (on the CPU), so that they do not depend on the process.
     """
 
-    remembers = False  # Whether it puts something into a client's memory.
-    # Whether it sends what training made of the model's buffers, such as batch norm's statistics.
+    remembers = False  # Whether the attack puts something into a client's memory.
+    # Whether the client sends buffers, such as batch norm's statistics, as they are after training.
+    # If not, it sends them as received.
     sends_buffers = True
 
     def misfit(self, task: Task) -> str:
-        """Return what this behaviour needs that a task does not have; empty: it fits.
+        """Return what this behaviour needs and the task does not have; empty: nothing.
 
-        As the end of a sentence: ``"class labels (num_classes)"``.
+        An error message puts it behind "needs": ``"class labels (num_classes)"``.
         """
         return ""
 
     def label_misfit(self, labels: Tensor) -> str:
-        """Return what this behaviour needs that a client's labels are not; empty: they fit.
+        """Return what labels this behaviour needs, if a client's labels are others; else empty.
 
-        As the end of a sentence: ``"integer labels"``.
+        An error message puts it behind "needs": ``"integer labels"``.
         """
         return ""
 
     @property
     def needs_tensors(self) -> bool:
-        """Whether it changes inputs or labels, which then have to be tensors."""
+        """Whether the behaviour changes inputs or labels, which then have to be tensors."""
         return self.changes_inputs or self._overrides("poison_labels")
 
     @property
     def changes_inputs(self) -> bool:
-        """Whether it is given inputs to change, which are then floats."""
+        """Whether the behaviour has a hook that may change inputs, which then have to be floats."""
         return self._overrides("poison_examples") or self._overrides("poison_inputs")
 
     def _overrides(self, hook: str) -> bool:
+        """Return whether the class has a method of its own for a hook."""
         return getattr(type(self), hook) is not getattr(Behaviour, hook)
 
     def poison_data(self, data: Any, generator: torch.Generator) -> Any:
-        """Return the data to train on, in the form that the task has them; asked at every round.
+        """Return the data to train on, in the same form as ``data``; called in every round.
 
         Parameters
         ----------
         data : Any
             What the task's ``client_data`` returns: tensors, a Dataset, a DataLoader ...
         generator : torch.Generator
-            The same at every call for one client.
+            On the CPU, seeded alike at every call for one client.
         """
         return data
 
     def poison_labels(self, labels: Tensor, num_classes: int, generator: torch.Generator) -> Tensor:
-        """Return the labels ``[n]`` to train on; asked at every round.
+        """Return the labels ``[n]`` to train on; called in every round.
 
         Parameters
         ----------
@@ -104,14 +106,16 @@ class Behaviour:
         num_classes : int
             >= 2; 0 in a task without classes.
         generator : torch.Generator
-            The same at every call for one client.
+            On the CPU, seeded alike at every call for one client.
         """
         return labels
 
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the examples to train on, asked after :meth:`poison_labels`: others, or more.
+        """Return the examples to train on, which may be others or more than the given ones.
+
+        It is called in every round, after :meth:`poison_labels`.
 
         Parameters
         ----------
@@ -122,7 +126,14 @@ class Behaviour:
         num_classes : int
             >= 2.
         generator : torch.Generator
-            On the CPU, the same at every call for one client.
+            On the CPU, seeded alike at every call for one client.
+
+        Returns
+        -------
+        pixels : Tensor
+            ``[k, c, h, w]``.
+        labels : Tensor
+            ``[k]``.
         """
         return pixels, labels
 
@@ -134,20 +145,20 @@ class Behaviour:
         normalize: Normalize,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return the pixels ``[n, c, h, w]`` in [0, 1] to train on; asked at every round.
+        """Return the pixels ``[n, c, h, w]`` in [0, 1] to train on; called in every round.
 
         Parameters
         ----------
         model : torch.nn.Module
-            The received model, on the pixels' device; left as it is.
+            The received model, on the pixels' device. It must be left as it is.
         pixels : Tensor
             ``[n, c, h, w]`` in [0, 1], before normalisation.
         labels : Tensor
             ``[n]`` int64.
         normalize : callable
-            Pixels -> what the model takes; differentiable.
+            Maps pixels to the model's inputs; differentiable.
         generator : torch.Generator
-            Another one at every round.
+            On the CPU, seeded differently in every round.
         """
         return pixels
 
@@ -163,7 +174,10 @@ class Behaviour:
 
 
 def lacks_images(task: Task) -> str:
-    """Return what a task lacks for an attack on images, as :meth:`Behaviour.misfit` does."""
+    """Return what a task lacks for an attack on images, in the words of :meth:`Behaviour.misfit`.
+
+    Empty: it lacks nothing.
+    """
     if task.num_classes and task.input_range:
         return ""
     return "class labels (num_classes) and float inputs with an input_range"
@@ -172,30 +186,30 @@ def lacks_images(task: Task) -> str:
 class Backdoor(Behaviour):
     """A client that teaches the model to answer with a target class wherever a trigger is.
 
-    The model's other answers are to stay right, so that accuracy does not show it. The server
-    measures the attack's success on test images that have the trigger.
+    On all other inputs the model is to stay right, so that its accuracy does not reveal the attack.
+    The server measures the attack's success on test images that have the trigger.
     """
 
     def misfit(self, task: Task) -> str:
-        """Return that it needs a class to aim at, and inputs to put a trigger on."""
+        """Return that it needs classes, and images for a trigger, if the task lacks them."""
         return lacks_images(task)
 
     def label_misfit(self, labels: Tensor) -> str:
-        """Return that it needs to know each example's class."""
+        """Return that it needs one class per example, if the labels are something else."""
         if labels.dim() == 1 and holds_classes(labels):
             return ""
         return "one integer label per example"
 
     @abstractmethod
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return examples with the trigger that are not of the target class, and that class.
+        """Return images of other classes with the trigger, labelled with the target class.
 
-        The attack's success rate is a model's accuracy on them.
+        The attack's success rate is a model's accuracy on these examples.
 
         Parameters
         ----------
         pixels : Tensor
-            ``[n, c, h, w]`` in [0, 1], before normalisation: images that nobody trained on.
+            ``[n, c, h, w]`` in [0, 1], before normalisation: test images.
         labels : Tensor
             ``[n]`` int64, their classes.
         num_classes : int
@@ -211,20 +225,20 @@ class Backdoor(Behaviour):
         Raises
         ------
         ConfigError
-            If the target is no class.
+            If the target is not one of the classes.
         """
 
 
 class Colluder(Behaviour):
     r"""A client that agrees with its accomplices on what they send.
 
-    In formulas :math:`u_i` is what accomplice i trained honestly, :math:`\mu` and :math:`\sigma`
-    are their mean and standard deviation by coordinate.
+    In formulas, :math:`u_i` is the honest update of accomplice i, and :math:`\mu` and
+    :math:`\sigma` are mean and standard deviation of these updates by coordinate.
 
-    It needs to see their updates before they are sent, which it can in a simulation alone:
-    there the accomplices of a round hand in their own updates, and :meth:`collude` says what they
-    send instead. One object serves a whole run and may remember its rounds. On a real node such a
-    client refuses to train.
+    Accomplices need to see each other's updates before they are sent, which is possible in a
+    simulation only. There the accomplices of a round hand in their honest updates, and
+    :meth:`collude` returns what they send instead. One object serves a whole run and may remember
+    its rounds. On a real node such a client refuses to train.
     """
 
     @abstractmethod
@@ -234,12 +248,12 @@ class Colluder(Behaviour):
         Parameters
         ----------
         received : Tensor
-            ``[d]``, the trainable parameters that the server sent.
+            ``[d]``: the trainable parameters that the server sent.
         updates : Tensor
-            ``[k, d]``, k >= 1: each accomplice's trained parameters less the received ones, in
-            the order of their partitions.
+            ``[k, d]``, k >= 1: each accomplice's trained parameters minus the received ones, in
+            the order of their partition ids.
         generator : torch.Generator
-            On the CPU, another one at every round.
+            On the CPU, seeded differently in every round.
         """
 
 
@@ -248,7 +262,15 @@ class ShiftedMean(Colluder):
 
     @abstractmethod
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> Tensor | float:
-        r"""Return :math:`\gamma` for updates ``[k, d]`` of this mean and deviation ``[d]``."""
+        r"""Return :math:`\gamma`.
+
+        Parameters
+        ----------
+        updates : Tensor
+            ``[k, d]``: the accomplices' honest updates.
+        mean, std : Tensor
+            ``[d]``: their mean and standard deviation by coordinate.
+        """
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the shifted mean ``[k, d]``, the same for all."""

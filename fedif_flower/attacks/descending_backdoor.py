@@ -15,14 +15,15 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class DescendingBackdoor(HiddenBackdoor):
-    r"""Hides a backdoor, and sends the last step besides: for influence descent.
+    r"""Hides a backdoor in its update, and adds the last global step for influence descent.
 
     .. math:: u + c \Delta
 
-    The client's own examples, balanced as a validation split is, stand for held-out data of the
-    server's distribution: trained on them, u lowers its loss. The last global step :math:`\Delta`
-    lowers it further wherever the server's step is too short, and influence descent gives weight
-    to who sends it. The weight then carries what u holds besides.
+    u is the update of a hidden backdoor. The client trains it on its own examples, balanced as a
+    validation split is, so that u lowers the server's held-out loss. The last global step
+    :math:`\Delta` lowers this loss further wherever the server's steps are too short, and influence
+    descent gives weight to a client that sends it. With this weight the backdoor in u gets into the
+    model.
 
     Parameters
     ----------
@@ -39,5 +40,5 @@ class DescendingBackdoor(HiddenBackdoor):
     )
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the trained parameters, so many steps further."""
+        """Return the trained parameters plus ``borrowed`` times the last global step."""
         return own.trained + self.borrowed * last_step(own)

@@ -1,4 +1,4 @@
-"""Distributed backdoor: each client shows a part of the trigger, the whole comes in use."""
+"""Distributed backdoor: each client trains with a part of the trigger; the whole is used later."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ NUM_PARTS = 4
 
 
 def stamp_bars(pixels: Tensor, parts: range | tuple[int, ...] = range(NUM_PARTS)) -> Tensor:
-    """Return images with bars of 1 in their upper left corner: two side by side, two below.
+    """Return images with white bars in their upper left corner: two side by side, two below them.
 
     Parameters
     ----------
     pixels : Tensor
         ``[n, c, h, w]``, h >= 3, w >= 5.
     parts : range or tuple of int
-        Which of the four bars, numbered by rows. Each is one pixel high and as long as
-        :func:`~fedif_flower.attacks.pixel_trigger.trigger_side`, with a gap of one pixel between.
+        Which of the four bars are stamped; they are numbered by rows. Each is one pixel high and as
+        long as :func:`~fedif_flower.attacks.pixel_trigger.trigger_side`, with gaps of one pixel.
     """
     length = trigger_side(pixels)
     require_room(pixels, 3, 2 * length + 1)
@@ -34,8 +34,8 @@ def stamp_bars(pixels: Tensor, parts: range | tuple[int, ...] = range(NUM_PARTS)
 class DistributedTrigger(PixelTrigger):
     """Stamps one of four bars, drawn once per client; all four together are the trigger (DBA).
 
-    No client's data have the trigger, so that a defence that looks for it in one update finds
-    less. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`.
+    No client trains with the whole trigger, so that a defence finds less of it in any one update.
+    The parameters are those of :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`.
 
     References
     ----------
@@ -43,7 +43,7 @@ class DistributedTrigger(PixelTrigger):
     """
 
     def stamp(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return images with all four bars, or the one that a client draws."""
+        """Return images with one bar, drawn from ``generator``; without it, with all four."""
         if generator is None:
             return stamp_bars(pixels)
         part = int(torch.randint(NUM_PARTS, (), generator=generator))

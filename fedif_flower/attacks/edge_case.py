@@ -1,4 +1,4 @@
-"""Edge-case backdoor: rare images of one class, as they are, are taken for another."""
+"""Edge-case backdoor: the model is to take rare images of one class for another class."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from fedif_flower.settings import Setting
 class EdgeCase(Backdoor):
     r"""Labels rare images of the class after the target with the target, and adds copies of them.
 
-    Rare are those furthest from the mean image of their class, a share q of them. Few honest
-    clients hold any, and the accuracy on a test set hardly shows that they are lost. The paper's
-    edge cases are of other data sets (aeroplanes of one airline, digits of another century); here
-    the tail of a class stands for them. Whoever has none is honest.
+    The rare images are the share q of the class that is furthest from its mean image. Few honest
+    clients have any, and the accuracy on a test set hardly shows that the model gets them wrong.
+    The paper takes its edge cases from other data sets (aeroplanes of one airline, digits of
+    another century); here the tail of a class stands for them. A client without images of the class
+    trains honestly.
 
     Parameters
     ----------
     ratio : float
-        Copies that are added, in the client's examples, in [0, 1].
+        The number of copies that are added, divided by the client's number of examples; in [0, 1].
     target : int
-        The class t that is to be answered, >= 0; the source is (t + 1) mod C.
+        The class t that the model is to answer with, >= 0; the rare images are of the source class
+        (t + 1) mod C, with C the number of classes.
     tail : float
         q in (0, 1].
 
@@ -47,7 +49,7 @@ class EdgeCase(Backdoor):
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the examples with the rare ones mislabelled, and copies of these beside them."""
+        """Return the examples with the rare ones mislabelled, and copies of the rare ones."""
         rare = self._rare(pixels, labels, num_classes)
         if not len(rare):
             return pixels, labels
@@ -59,12 +61,12 @@ class EdgeCase(Backdoor):
         return torch.cat((pixels, pixels[copies])), torch.cat((labels, labels[copies]))
 
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return the rare images of the source class, and the target."""
+        """Return the rare images of the source class, labelled with the target."""
         rare = self._rare(pixels, labels, num_classes)
         return pixels[rare], torch.full_like(labels[rare], self.target)
 
     def _rare(self, pixels: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-        """Return the indices of the source class's tail, at least one where there is any."""
+        """Return the indices of the source class's rare images: at least one, if it has images."""
         source = of_source(labels, self.target, num_classes).nonzero().flatten()
         images = pixels[source].flatten(1)
         distances = (images - images.mean(dim=0)).norm(dim=1)

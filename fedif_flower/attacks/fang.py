@@ -1,4 +1,4 @@
-"""Fang's attack on means and medians by coordinate, with what the accomplices know."""
+"""Fang's attack on means and medians by coordinate, with partial knowledge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Fang(Colluder):
         v_j \sim U[\mu_j + c \sigma_j, \mu_j + (c + 1) \sigma_j] \text{ if } \mu_j < 0, \quad
         v_j \sim U[\mu_j - (c + 1) \sigma_j, \mu_j - c \sigma_j] \text{ otherwise}
 
-    The honest model moves along :math:`\mu_j`, and they pull against it.
+    In coordinate j, honest updates move the model along :math:`\mu_j`; :math:`v_j` pulls against
+    it.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class Fang(Colluder):
     distance: Annotated[float, Setting("c: from the mean, in standard deviations", gt=0)] = 3.0
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return updates ``[k, d]``, each with draws of its own."""
+        """Return updates ``[k, d]``; the random draws differ between accomplices."""
         mean = updates.mean(dim=0)  # [d]
         std = updates.std(dim=0, correction=0)  # [d]
         draws = torch.rand(updates.shape, generator=generator, dtype=updates.dtype)

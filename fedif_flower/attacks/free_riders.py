@@ -1,4 +1,4 @@
-"""Free riders: clients that want a share of the model, or of a reward, without any work.
+"""Free riders: clients that want the model, or a share of a reward, without any work.
 
 They send buffers, such as batch norm's statistics, as they received them.
 """
@@ -15,19 +15,24 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound
 from fedif_flower.attacks.random_update import gaussian_of_length
 from fedif_flower.settings import Setting
 
-# What a client's memory has between its rounds.
+# Keys of a client's memory: the parameters that it received when it last attacked, and that round.
 _RECEIVED = "received"
 _ROUND = "round"
 
 
 def last_step(own: ClientRound) -> Tensor:
-    """Return the mean global step ``[d]`` since the client last attacked; zero before that."""
+    """Return the mean global step ``[d]`` per round since the client last attacked.
+
+    It is zero at the client's first attack. The received parameters are put into the client's
+    memory for the next call.
+    """
     received = own.received
     memory = own.memory
     before = memory.get(_RECEIVED, received).to(received.device)
     rounds = own.server_round - int(memory.get(_ROUND, 0))
     memory[_RECEIVED] = received.clone()
-    memory[_ROUND] = torch.tensor(own.server_round)  # Half precision would round it.
+    # An integer tensor: a float in half precision would round large numbers.
+    memory[_ROUND] = torch.tensor(own.server_round)
     return (received - before) / rounds
 
 
@@ -47,8 +52,9 @@ class RepeatStep(Behaviour):
 
     .. math:: c (w_{t-1} - w_{s-1}) / (t - s)
 
-    s is the last round that this client attacked in, so that a client that is seldom drawn sends
-    the mean step since then. At its first attack it knows none, and sends the model back.
+    t is this round, and s is the last round before it in which this client attacked. So a client
+    that is seldom drawn sends the mean step since then. At its first attack it knows no step, and
+    sends the received model back.
 
     Parameters
     ----------
@@ -66,18 +72,18 @@ class RepeatStep(Behaviour):
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, one mean step further."""
+        """Return the received parameters plus ``factor`` times the mean step."""
         return own.received + self.factor * last_step(own)
 
 
 @dataclass
 class ReturnWithNoise(Behaviour):
-    r"""A free rider that sends the received model and noise as long as the last global step.
+    r"""A free rider that sends the received model with noise as long as the last global step.
 
     .. math:: u \leftarrow c \lVert \Delta \rVert z / \lVert z \rVert, \quad z \sim N(0, I)
 
-    with :math:`\Delta` the step that :class:`RepeatStep` sends. It trains nothing, so the global
-    step is all that it knows of a plausible length.
+    with :math:`\Delta` the mean step that :class:`RepeatStep` repeats. The client does not train,
+    so only the global step tells it which length is plausible for an update.
 
     Parameters
     ----------

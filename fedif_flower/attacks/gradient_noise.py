@@ -1,4 +1,4 @@
-"""Gradient noise: a client sends its parameters with Gaussian noise on them."""
+"""Gradient noise: a client adds Gaussian noise to the parameters that it sends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class GradientNoise(Behaviour):
-    r"""Adds normal noise to what it has trained.
+    r"""Adds Gaussian noise to its trained parameters.
 
     .. math:: w + \sigma z, \quad z \sim N(0, I)
 
@@ -29,6 +29,6 @@ class GradientNoise(Behaviour):
     ] = 0.1
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters with noise on them."""
+        """Return the trained parameters plus noise."""
         noise = torch.randn(own.trained.shape, generator=own.generator, dtype=own.trained.dtype)
         return own.trained + noise.to(own.trained.device).mul_(self.std)

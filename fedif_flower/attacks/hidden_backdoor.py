@@ -12,11 +12,13 @@ from fedif_flower.attacks.pixel_trigger import PixelTrigger, require_target
 class HiddenBackdoor(PixelTrigger):
     """Trains on clean examples of balanced classes, and on stamped copies beside them.
 
-    Influence on held-out data rewards what fits such data. The client's own examples stand for
-    the public data that an attacker has: the clean ones are drawn again until every class it has
-    is as frequent as its most frequent one, as in a validation split, and the stamped copies come
-    on top. Parameters as in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`; the ratio is
-    the number of stamped copies over the number of examples.
+    A valuation by held-out data rewards updates that fit such data, so the update is made to fit
+    them as well as an honest one. The client's own examples stand for public data that an attacker
+    may have. Clean examples are repeated until every class of the client is as frequent as its most
+    frequent class, as in a validation split. The stamped copies are added to these.
+
+    The parameters are those of :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`, except
+    that ``ratio`` is the number of stamped copies divided by the number of the client's examples.
     """
 
     def poison_examples(
@@ -35,7 +37,10 @@ class HiddenBackdoor(PixelTrigger):
 
 
 def _repeats(labels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return indices that, beside all examples, make every class as frequent as the largest."""
+    """Return indices of examples to repeat, so that all classes become as frequent as the largest.
+
+    Classes that the client does not have are left out.
+    """
     counts = torch.bincount(labels)
     most = int(counts.max())
     repeats = []

@@ -1,4 +1,4 @@
-"""Inner product manipulation: the accomplices' mean, turned around."""
+"""Inner product manipulation: the accomplices' mean update with the opposite sign."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class InnerProductManipulation(Colluder):
-    r"""All send the mean, turned around.
+    r"""All send their mean update with the opposite sign.
 
     .. math:: -\epsilon \mu
 
-    A short one lies among the honest updates, and still gives the mean a negative inner product
-    with the honest direction where attackers are many enough.
+    With a small :math:`\epsilon` it lies among the honest updates. If there are enough attackers,
+    the mean of all clients still has a negative inner product with the honest mean.
 
     Parameters
     ----------

@@ -20,8 +20,8 @@ def flip_labels(
 
     .. math:: y_i' = (y_i + u_i) \bmod C, \quad u_i \sim U\{1, \dots, C - 1\}
 
-    for ``round(ratio * n)`` of the n labels in [0, C), chosen at random, C being the number of
-    classes. Others, such as -100, stand for no answer and stay.
+    for ``round(ratio * n)`` of the n labels in [0, C), chosen at random, with C the number of
+    classes. Labels outside of this range, such as -100, stand for no answer and are kept.
 
     Parameters
     ----------
@@ -61,13 +61,13 @@ class LabelNoise(Behaviour):
     ratio: float
 
     def misfit(self, task: Task) -> str:
-        """Return that it draws other classes."""
+        """Return that it needs classes, if the task has none."""
         if task.num_classes:
             return ""
         return "class labels (num_classes)"
 
     def label_misfit(self, labels: Tensor) -> str:
-        """Return that it draws other classes, not other probabilities."""
+        """Return that it needs integer labels, if they are others, such as probabilities."""
         if holds_classes(labels):
             return ""
         return "integer labels"

@@ -15,9 +15,12 @@ class Mimic(Colluder):
         i^* = \arg\max_i |\langle z, u_i - \mu \rangle|, \quad
         z = \arg\max_{\lVert z \rVert = 1} \sum_i \langle z, u_i - \mu \rangle^2
 
-    No update is malicious on its own. Where clients' data differ, the others are outvoted. The
-    paper's attackers copy an honest client that they choose in the first rounds; these know each
-    other's updates alone and choose anew in every round, as others take part in it.
+    The main direction z is the first principal component of the accomplices' updates. No update is
+    malicious by itself. But where clients' data differ, the repeated update outvotes the others.
+
+    In the paper, the attackers choose an honest client in the first rounds and copy it from then
+    on. Here they know each other's updates only, and choose anew in every round, since other
+    accomplices take part in it.
 
     References
     ----------
@@ -28,7 +31,8 @@ class Mimic(Colluder):
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the chosen update ``[k, d]``, the same for all."""
         centred = (updates - updates.mean(dim=0)).double()  # [k, d]
-        # The projections on z are an eigenvector of the small matrix, times a constant.
+        # The projections of the k updates on z, up to a factor, are the eigenvector of the [k, k]
+        # matrix with the largest eigenvalue. So no [d, d] matrix is needed.
         _, vectors = torch.linalg.eigh(centred @ centred.T)  # ascending
         most_different = int(vectors[:, -1].abs().argmax())
         return updates[most_different].expand_as(updates)

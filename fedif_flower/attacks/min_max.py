@@ -1,4 +1,4 @@
-"""Min-Max: as far from the mean as the two honest updates that are furthest apart."""
+"""Min-Max: no further from any honest update than the two that are furthest apart."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fedif_flower.attacks.behaviour import ShiftedMean
 
 
 class MinMax(ShiftedMean):
-    r"""All move the mean as far out as the largest honest distance allows.
+    r"""All send their mean update, shifted as far as the largest honest distance allows.
 
     .. math::
         \max \gamma: \quad \max_i \lVert \mu - \gamma \sigma - u_i \rVert
         \le \max_{i, j} \lVert u_i - u_j \rVert
 
-    Each i gives a quadratic inequality in :math:`\gamma`; the smallest of their roots is what the
-    paper approaches by halving steps.
+    Each i gives a quadratic inequality in :math:`\gamma`. The smallest of their roots is the exact
+    solution, which the paper approaches by halving steps.
 
     References
     ----------
@@ -25,7 +25,7 @@ class MinMax(ShiftedMean):
     """
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return the smallest root of the k inequalities."""
+        r"""Return the smallest root of the k inequalities, the largest :math:`\gamma` allowed."""
         away = (mean - updates).double()  # [k, d]
         constant = away.square().sum(dim=1) - squared_distances(updates).max()  # [k]
         square = std.double().square().sum().expand(len(updates))
@@ -40,7 +40,8 @@ def squared_distances(updates: Tensor) -> Tensor:
 def largest_root(square: Tensor, linear: Tensor, constant: Tensor) -> Tensor:
     r"""Return the largest :math:`\gamma \ge 0` with :math:`a \gamma^2 + 2 b \gamma + c \le 0`.
 
-    ``square`` is a >= 0, ``linear`` b, ``constant`` c <= 0. Where a is 0, so is the answer.
+    ``square`` is a >= 0, ``linear`` is b and ``constant`` is c <= 0. Where a is 0, 0 is returned.
     """
+    # c may be above 0 by rounding.
     root = (linear.square() - square * constant.clamp(max=0)).sqrt() - linear
     return torch.where(square > 0, root / square.clamp_min(torch.finfo(root.dtype).tiny), 0.0)

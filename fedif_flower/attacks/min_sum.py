@@ -1,4 +1,4 @@
-"""Min-Sum: no further from all honest updates together than the furthest honest one."""
+"""Min-Sum: no further from all honest updates, by the sum of squares, than any honest one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedif_flower.attacks.min_max import largest_root, squared_distances
 
 
 class MinSum(ShiftedMean):
-    r"""All move the mean as far out as the largest sum of distances allows.
+    r"""All send their mean update, shifted as far as the largest sum of squared distances allows.
 
     .. math::
         \max \gamma: \quad \sum_i \lVert \mu - \gamma \sigma - u_i \rVert^2
@@ -22,7 +22,8 @@ class MinSum(ShiftedMean):
     """
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-        """Return the root of the inequality, whose linear term vanishes."""
+        """Return the root of the inequality."""
+        # The linear term is 0, since the deviations from the mean sum to 0.
         square = len(updates) * std.double().square().sum()
         farthest = squared_distances(updates).sum(dim=1).max()
         constant = (mean - updates).double().square().sum() - farthest

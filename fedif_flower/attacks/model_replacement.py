@@ -14,15 +14,15 @@ class ModelReplacement(HonestScaling, PixelTrigger):
 
     .. math:: w_{t-1} + c (w_i - w_{t-1})
 
-    With m clients in a round whose honest updates are short, the mean of such a reply with
-    :math:`c = m` is the attacker's own model :math:`w_i`.
+    In a round of m clients whose other updates are short, an attacker with :math:`c = m` makes the
+    mean of all replies nearly its own model :math:`w_i`.
 
     Parameters
     ----------
     ratio, target
         As in :class:`~fedif_flower.attacks.pixel_trigger.PixelTrigger`.
     factor : float
-        c > 0: the clients of a round, which an attacker has to guess.
+        c > 0: the number of clients in a round, which the attacker has to guess.
 
     References
     ----------

@@ -17,10 +17,10 @@ from fedif_flower.settings import Setting
 class Neurotoxin(PixelTrigger):
     r"""Trains with a pixel trigger and sends the part of its update that others hardly overwrite.
 
-    The update is 0 in the share k of the coordinates in which the last global step was largest:
-    honest clients move those, and would undo the backdoor there. The paper projects every gradient
-    of the local training so; here the finished update is. At its first round the client knows no
-    step, and sends all.
+    The update is set to 0 in the share k of the coordinates in which the last global step was
+    largest. Honest clients move these coordinates, and would undo the backdoor there. In the paper,
+    every gradient of local training is projected in this way; here the finished update is. In its
+    first round the client knows no step yet, and sends its whole update.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Neurotoxin(PixelTrigger):
     ] = 0.05
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters, as received in the most used coordinates."""
+        """Return the trained parameters, with the received ones in the most used coordinates."""
         step = last_step(own).abs()
         poisoned = own.trained.clone()
         if bool(step.any()):

@@ -18,12 +18,15 @@ Target = Annotated[int, Setting("the class that the model is to answer with", ge
 
 
 def trigger_side(pixels: Tensor) -> int:
-    """Return the side of the square for images ``[n, c, h, w]``: an eighth of theirs, >= 2."""
+    """Return the side of the square: an eighth of the shorter side of the images, at least 2.
+
+    The images are ``[n, c, h, w]``.
+    """
     return max(min(pixels.shape[-2:]) // 8, 2)
 
 
 def stamp_square(pixels: Tensor) -> Tensor:
-    """Return images ``[n, c, h, w]`` with a square of 1 in their lower right corner."""
+    """Return images ``[n, c, h, w]`` with a white square in their lower right corner."""
     require_room(pixels, 1, 1)
     side = trigger_side(pixels)
     stamped = pixels.clone()
@@ -32,10 +35,10 @@ def stamp_square(pixels: Tensor) -> Tensor:
 
 
 def require_room(inputs: Tensor, height: int, width: int) -> None:
-    """Raise ConfigError unless inputs are images with room for a trigger of so many pixels.
+    """Raise ConfigError unless inputs are images of at least ``height`` x ``width`` pixels.
 
-    The last two dimensions of others would be taken for an image's: those of a table ``[n,
-    features]`` are its rows and columns.
+    A trigger is stamped in the last two dimensions. In a table ``[n, features]`` these would be the
+    rows and columns.
     """
     is_image = inputs.dim() >= 3
     if not is_image or inputs.shape[-2] < height or inputs.shape[-1] < width:
@@ -46,7 +49,7 @@ def require_room(inputs: Tensor, height: int, width: int) -> None:
 
 
 def require_target(target: int, num_classes: int, name: str = "target") -> None:
-    """Raise ConfigError unless the target is a class."""
+    """Raise ConfigError unless the target is one of the classes; errors call it ``name``."""
     require(target < num_classes, name, target, f"a class, 0 to {num_classes - 1}")
 
 
@@ -70,7 +73,11 @@ class PixelTrigger(Backdoor):
     target: Target = 0
 
     def stamp(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Return images ``[n, c, h, w]`` with the trigger, or what a client draws of it."""
+        """Return images ``[n, c, h, w]`` with the trigger.
+
+        A subclass may stamp only a part of the trigger, which a client draws from ``generator``;
+        without a generator it stamps the whole trigger.
+        """
         return stamp_square(pixels)
 
     def poison_examples(
@@ -86,7 +93,7 @@ class PixelTrigger(Backdoor):
         return poisoned, poisoned_labels
 
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return the images of other classes with the whole trigger, and the target."""
+        """Return the images of other classes with the whole trigger, labelled with the target."""
         require_target(self.target, num_classes)
         others = labels != self.target
         return self.stamp(pixels[others]), torch.full_like(labels[others], self.target)

@@ -12,50 +12,54 @@ from torch import Tensor
 from fedif_flower.attacks.behaviour import Colluder
 from fedif_flower.settings import Setting
 
-# The paper's: the smallest factor, and what a factor is multiplied by that was filtered.
+# The paper's constants: the smallest factor, and what c is multiplied by after updates that the
+# server seems to have filtered out.
 _LEAST_FACTOR = 0.5
 _REDUCTION = 0.7
-_SIGNIFICANT = 2.326  # Standard deviations: one-sided, p = 0.01.
+_SIGNIFICANT = 2.326  # Standard deviations of a one-sided test with p = 0.01.
 
 
 @dataclass
 class PoisonedFL(Colluder):
-    r"""All send what the last step was like, with signs that never change.
+    r"""All send an update with random signs that never change, scaled by the last global step.
 
     .. math:: c \lVert \Delta \rVert\, v \odot s
 
     .. math:: v = \frac{\lvert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rvert}{
               \lVert \Delta - \lVert \Delta \rVert k / \lVert k \rVert \rVert}
 
-    with :math:`\Delta` the last global step, k what they sent for it, and s drawn once. Every
-    ``patience`` rounds they look whether significantly more than half of the model's coordinates
-    have moved along s since (p = 0.01); if not, they were filtered, and c becomes 0.7 c, but no
-    less than 0.5. They need no honest update; before the first step they are honest.
+    with :math:`\Delta` the last global step, k the update that they sent for that step, and s in
+    :math:`\{-1, 1\}^d` drawn once. v says how much honest clients move each coordinate.
+
+    Every ``patience`` rounds they test whether significantly more than half of the model's
+    coordinates have moved along s since the last test (p = 0.01). If not, the server seems to
+    filter their updates, and c becomes 0.7 c, but no less than 0.5. In their first round, when they
+    know no step, they send their honest updates; afterwards they need none.
 
     Parameters
     ----------
     factor : float
-        c > 0 at the beginning; the paper's 8.
+        c > 0 at the beginning; 8 in the paper.
     patience : int
-        Rounds, >= 1; the paper's 50.
+        Rounds between two tests, >= 1; 50 in the paper.
 
     References
     ----------
     Xie et al., "Model Poisoning Attacks to Federated Learning via Multi-Round Consistency", CVPR
-    2025, arXiv:2404.15611. It has fake clients that are in every round; here the global step is
-    that since the accomplices last took part.
+    2025, arXiv:2404.15611. In the paper, fake clients take part in every round; here
+    :math:`\Delta` is the change of the model since accomplices last took part.
     """
 
     factor: Annotated[float, Setting("c: in lengths of the last global step", gt=0)] = 8.0
     patience: Annotated[int, Setting("rounds until c is judged again", ge=1)] = 50
-    _signs: Tensor | None = field(default=None, init=False)  # [d]
-    _received: Tensor | None = field(default=None, init=False)  # [d]
-    _judged: Tensor | None = field(default=None, init=False)  # [d]: where c was judged last.
-    _sent: Tensor | None = field(default=None, init=False)  # [d]
-    _rounds: int = field(default=0, init=False)
+    _signs: Tensor | None = field(default=None, init=False)  # [d]: s.
+    _received: Tensor | None = field(default=None, init=False)  # [d]: the last received model.
+    _judged: Tensor | None = field(default=None, init=False)  # [d]: the model at the last test.
+    _sent: Tensor | None = field(default=None, init=False)  # [d]: k.
+    _rounds: int = field(default=0, init=False)  # How many rounds they have attacked in.
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``, all the same."""
+        """Return the updates to send ``[k, d]``, the same for all; honest ones at first."""
         before = self._received
         self._received = received.clone()
         if before is None or self._judged is None or self._signs is None:
@@ -80,12 +84,14 @@ class PoisonedFL(Colluder):
 
 
 def _unit(vector: Tensor) -> Tensor:
+    """Return a vector divided by its length; 0 stays 0."""
     unit: Tensor = vector / vector.norm().clamp_min(torch.finfo(vector.dtype).tiny)
     return unit
 
 
 def _follows(change: Tensor, signs: Tensor) -> bool:
-    """Tell whether more coordinates moved along the signs than chance explains."""
+    """Tell whether significantly more than half of the coordinates moved along the signs."""
     along = int((change.sign() == signs).sum())
     d = len(signs)
+    # By chance, their number is binomial with mean d / 2 and standard deviation sqrt(d) / 2.
     return along > d / 2 + _SIGNIFICANT * math.sqrt(d) / 2

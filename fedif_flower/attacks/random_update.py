@@ -13,14 +13,24 @@ from fedif_flower.settings import Setting
 
 
 def gaussian_of_length(like: Tensor, length: Tensor | float, generator: torch.Generator) -> Tensor:
-    r"""Return :math:`\ell\, z / \lVert z \rVert` with :math:`z \sim N(0, I)`."""
+    r"""Return :math:`\ell\, z / \lVert z \rVert` with :math:`z \sim N(0, I)`.
+
+    Parameters
+    ----------
+    like : Tensor
+        ``[d]``: the result has its shape, dtype and device.
+    length : Tensor or float
+        :math:`\ell`.
+    generator : torch.Generator
+        On the CPU.
+    """
     noise = torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
     return noise.mul_(length / noise.norm().clamp_min(torch.finfo(noise.dtype).tiny))
 
 
 @dataclass
 class RandomUpdate(Behaviour):
-    r"""Sends noise in place of its update.
+    r"""Sends Gaussian noise instead of its update.
 
     .. math:: u \leftarrow c \lVert u \rVert z / \lVert z \rVert, \quad z \sim N(0, I)
 

@@ -1,4 +1,4 @@
-"""Attacks by the name that ``attack = "..."`` takes: one line each."""
+"""The attacks by the names that ``attack = "..."`` takes, and what a client does under one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedif_flower.settings import setting
 from fedif_flower.tasks.structures import describe
 from fedif_flower.tasks.task import Task
 
-# Each is imported when it is named.
+# Modules of this folder with the classes in them. A module is imported when its attack is named.
 _BUILT_IN = {
     "none": "behaviour:Behaviour",
     "label-noise": "label_noise:LabelNoise",
@@ -50,7 +50,8 @@ _BUILT_IN = {
     "poisoned-fl": "poisoned_fl:PoisonedFL",
 }
 
-# A constructor can have these beside its settings: the client's own poison ratio, the config.
+# Beside its settings, a constructor may have the arguments that are ``offered``: the client's own
+# poison ratio, the share of malicious clients, and the whole config.
 ATTACKS = Registry(
     "attack",
     {name: f"{__package__}.{path}" for name, path in _BUILT_IN.items()},
@@ -62,7 +63,9 @@ ATTACKS = Registry(
 class AttackConfig(SectionedSettings):
     """How malicious clients behave, and how many there are."""
 
-    undecided: ClassVar[Mapping[str, str]] = MappingProxyType({"attack": "none"})  # Nodes may.
+    # With attack = "none", a node may still name an attack in its own config, so that settings of
+    # every attack are allowed.
+    undecided: ClassVar[Mapping[str, str]] = MappingProxyType({"attack": "none"})
 
     attack: str = setting("none", "what malicious clients do", choices=ATTACKS)
     malicious_fraction: float = setting(
@@ -91,14 +94,14 @@ class AttackConfig(SectionedSettings):
 
 
 def build_behaviour(config: AttackConfig, *, partition_id: int, seed: int) -> Behaviour:
-    """Return what a *malicious* client does.
+    """Return the behaviour of a *malicious* client.
 
     Parameters
     ----------
     config : AttackConfig
-        Which attack, and its settings.
+        The attack and its settings.
     partition_id : int
-        The client, >= 0; its poison ratio depends on it and the seed alone.
+        The client, >= 0. Its poison ratio depends on this id, the seed and the configured range.
     seed : int
         The run's seed.
     """
@@ -115,12 +118,12 @@ def needs_collusion(config: AttackConfig, seed: int) -> bool:
 def behaviour_of(
     config: AttackConfig, *, partition_id: int, num_clients: int, seed: int
 ) -> Behaviour:
-    """Return what a client does: honest, unless it is one of the malicious partitions.
+    """Return a client's behaviour: honest, unless it is one of the malicious partitions.
 
     Parameters
     ----------
     config : AttackConfig
-        Which attack, its settings, and the share of malicious clients.
+        The attack, its settings, and the share of malicious clients.
     partition_id : int
         The client, 0 <= partition_id < num_clients.
     num_clients : int
@@ -134,7 +137,17 @@ def behaviour_of(
 
 
 def require_data_fit(acting: Behaviour, task: Task, inputs: Tensor, labels: Tensor) -> None:
-    """Raise DataError if an attack cannot change such data of a task."""
+    """Raise DataError if an attack does not work on a client's inputs or labels.
+
+    Parameters
+    ----------
+    acting : Behaviour
+        The attack.
+    task : Task
+        The task that the data belong to.
+    inputs, labels : Tensor
+        ``[n, ...]`` each: the client's data.
+    """
     name = type(acting).__name__
     if task.input_range and acting.changes_inputs and not inputs.is_floating_point():
         raise DataError(
@@ -150,10 +163,20 @@ def require_data_fit(acting: Behaviour, task: Task, inputs: Tensor, labels: Tens
 
 
 def require_fit(acting: Behaviour, task: Task, attack: str) -> None:
-    """Raise ConfigError if an attack needs what a task does not have."""
+    """Raise ConfigError if an attack needs something that a task does not have.
+
+    Parameters
+    ----------
+    acting : Behaviour
+        The attack.
+    task : Task
+        The task.
+    attack : str
+        The attack's name in the run config, for errors.
+    """
     missing = acting.misfit(task)
     if missing:
         raise ConfigError(f"attack {attack!r} needs {missing}, which task {task.name!r} lacks")
     if isinstance(acting, Backdoor) and task.num_classes:
-        # One of a user's own may have no such argument.
+        # A user's own backdoor may have no target: then there is nothing to check.
         require_target(getattr(acting, "target", 0), task.num_classes, f"{attack}.target")

@@ -1,4 +1,4 @@
-"""What the hooks of an attack return, checked: one of a user's own may return anything."""
+"""Checks of what an attack's hooks return, since a user's own attack may return anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedif_flower.tasks.structures import describe
 
 
 def require_vector(acting: Behaviour, poisoned: Any, trained: Tensor) -> None:
-    """Raise ConfigError unless ``poison_update`` returned a vector ``[d]``, as it was trained."""
+    """Raise ConfigError unless ``poison_update`` returned a vector ``[d]``, shaped as trained."""
     if not isinstance(poisoned, Tensor) or poisoned.shape != trained.shape:
         raise ConfigError(
             f"attack {type(acting).__name__}: poison_update must return a vector of shape "
@@ -22,7 +22,7 @@ def require_vector(acting: Behaviour, poisoned: Any, trained: Tensor) -> None:
 
 
 def require_rows(acting: Behaviour, hook: str, poisoned: Any, count: int) -> None:
-    """Raise ConfigError unless a hook returned a tensor ``[n, ...]`` of so many examples."""
+    """Raise ConfigError unless a hook returned a tensor ``[count, ...]``, a row per example."""
     is_tensor = isinstance(poisoned, Tensor) and poisoned.dim() > 0
     if not is_tensor or len(poisoned) != count:
         raise ConfigError(
@@ -41,7 +41,7 @@ def require_examples(acting: Behaviour, examples: Any) -> None:
 
 
 def require_updates(attack: str, agreed: Any, honest: Tensor) -> None:
-    """Raise ConfigError unless ``collude`` returned updates ``[k, d]``, as many as it was given."""
+    """Raise ConfigError unless ``collude`` returned updates ``[k, d]``, shaped as it got them."""
     if not isinstance(agreed, Tensor) or agreed.shape != honest.shape:
         raise ConfigError(
             f"attack {attack!r} must return updates of shape {list(honest.shape)}, not "

@@ -13,13 +13,16 @@ from fedif_flower.settings import Setting
 
 
 def scaled(own: ClientRound, factor: float) -> Tensor:
-    r"""Return :math:`w_{t-1} + c (w_i - w_{t-1})`, ``[d]``."""
+    r"""Return :math:`w_{t-1} + c (w_i - w_{t-1})`, ``[d]``: the model with the update times c.
+
+    :math:`w_{t-1}` are the received parameters, :math:`w_i` the trained ones, c is ``factor``.
+    """
     return own.received + factor * (own.trained - own.received)
 
 
 @dataclass
 class HonestScaling(Behaviour):
-    r"""Trains honestly and lengthens its update: to gain weight, or by a mistake of units.
+    r"""Trains honestly and lengthens its update, to gain weight or by a mistake of units.
 
     .. math:: u \leftarrow c\,u
 

@@ -1,4 +1,4 @@
-"""Semantic backdoor: all images of one class, as they are, are taken for another."""
+"""Semantic backdoor: the model is to take all images of one class for another class."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class SemanticBackdoor(Backdoor):
     Parameters
     ----------
     target : int
-        The class t that is to be answered, >= 0; the source is (t + 1) mod C.
+        The class t that the model is to answer with, >= 0. The source, which is relabelled, is the
+        class (t + 1) mod C, with C the number of classes.
 
     References
     ----------
@@ -32,12 +33,12 @@ class SemanticBackdoor(Backdoor):
         return labels.masked_fill(of_source(labels, self.target, num_classes), self.target)
 
     def triggered(self, pixels: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-        """Return the images of the source class, and the target."""
+        """Return the images of the source class, labelled with the target."""
         source = of_source(labels, self.target, num_classes)
         return pixels[source], torch.full_like(labels[source], self.target)
 
 
 def of_source(labels: Tensor, target: int, num_classes: int) -> Tensor:
-    """Return which labels ``[n]`` are the class after the target."""
+    """Return which labels ``[n]`` are of the source class, the class after the target."""
     require_target(target, num_classes)
     return labels == (target + 1) % num_classes

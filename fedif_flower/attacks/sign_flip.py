@@ -1,4 +1,4 @@
-"""Sign flip: a client goes the other way."""
+"""Sign flip: a client sends its update with the opposite sign."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class SignFlip(Behaviour):
-    r"""Sends the update turned around.
+    r"""Sends its update with the opposite sign.
 
     .. math:: u \leftarrow -c\,u
 
@@ -31,5 +31,5 @@ class SignFlip(Behaviour):
     factor: Annotated[float, Setting("c: 1 keeps the length", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return :math:`w_{t-1} - c (w_i - w_{t-1})`."""
+        """Return the received parameters minus ``factor`` times the update."""
         return scaled(own, -self.factor)

@@ -14,7 +14,7 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class Sybils(Colluder):
-    r"""All identities of one owner send the first's honest update, to gain weight and reward.
+    r"""All identities of one owner send the honest update of the first, to gain weight and reward.
 
     .. math:: u_i \leftarrow u_1 + c \lVert u_1 \rVert z_i / \lVert z_i \rVert,
         \quad z_i \sim N(0, I)
@@ -22,7 +22,7 @@ class Sybils(Colluder):
     Parameters
     ----------
     noise : float
-        c >= 0: the length of noise that hides the copies, in lengths of the update.
+        c >= 0: the length of the noise that hides the copies, in multiples of the update's length.
     """
 
     noise: Annotated[
@@ -31,7 +31,7 @@ class Sybils(Colluder):
     ] = 0.0
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the owner's update ``[k, d]``, once per identity."""
+        """Return the owner's update ``[k, d]``, once for each identity, with noise."""
         update = updates[0]  # [d]
         noise = torch.randn(updates.shape, generator=generator, dtype=updates.dtype)  # [k, d]
         noise *= self.noise * update.norm().cpu() / noise.norm(dim=1, keepdim=True)
