@@ -1,1 +1,1 @@
-"""What a federation is about: data sets and models."""
+"""The task that a federation learns: data, model, loss and metrics; the built-in one of images."""

@@ -1,4 +1,4 @@
-"""Data in the batches in which a model sees them, and what their loaders say of themselves."""
+"""Data as batches, and what can be told of data and loaders without reading them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,27 @@ from fedif_flower.tasks.structures import as_tensors, describe
 def read_batches(
     inputs: Any, targets: Any, batch_size: int, generator: torch.Generator | None = None
 ) -> Iterator[Any]:
-    """Yield batches as a loader yields them: ``(inputs, targets)``, or whatever else there is.
+    """Yield the batches of data of any kind: ``(inputs, targets)``, or what the data hold.
 
     Parameters
     ----------
     inputs : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
-        Tensors have the examples in their first dimension; NumPy arrays are as good. A list is a
-        list of batches.
+        The data. Tensors have the examples in their first dimension; NumPy arrays may stand for
+        them. A list is a list of batches.
     targets : Tensor, dict or tuple of Tensor, optional
-        Beside ``inputs`` made of tensors, with as many examples.
+        The targets, as many as examples. Allowed only if ``inputs`` is made of tensors.
     batch_size : int
-        Examples per batch, except where ``inputs`` comes in batches.
+        Examples per batch; not used if ``inputs`` comes in batches.
     generator : torch.Generator, optional
-        Draws the order of examples, except where ``inputs`` comes in batches, or is a stream;
-        ``None``: as they lie, also where a DataLoader of torch's own would shuffle them all.
+        Draws the order of examples; not used if ``inputs`` comes in batches or is a stream.
+        ``None``: examples keep their order, even if ``inputs`` is a plain DataLoader that shuffles
+        all of them.
 
     Raises
     ------
     ValuationError
-        If inputs and targets do not go together.
+        If ``targets`` is given beside data that bring their own, tensors have different numbers of
+        examples, or ``inputs`` is none of these kinds.
     """
     if generator is None and _shuffles_all(inputs):
         inputs = _in_order(inputs)
@@ -70,7 +72,7 @@ def read_batches(
 
 
 def _holds_examples(data: Any) -> bool:
-    """Tell whether data hold single examples: a Dataset does, of torch or not; a list batches."""
+    """Return whether data hold single examples, as a Dataset does (a list holds batches)."""
     is_indexed = isinstance(data, Dataset) or hasattr(data, "__getitem__")
     return is_indexed and not isinstance(data, Sequence | DataLoader)
 
@@ -79,9 +81,10 @@ def _batches_of_examples(
     examples: Any, batch_size: int, generator: torch.Generator | None
 ) -> Iterator[Any]:
     """Yield batches of data that hand out single examples."""
-    # A loader draws a seed in any case: not from the process, where nothing is shuffled.
+    # A loader draws a seed even if it shuffles nothing. With a generator of its own it leaves the
+    # process's random state alone.
     draws = torch.Generator() if generator is None else generator
-    # A stream comes in an order of its own; it need not have a length.
+    # A stream comes in its own order, and need not have a length.
     is_stream = isinstance(examples, IterableDataset) or not hasattr(examples, "__len__")
     if is_stream:
         yield from DataLoader(examples, batch_size, generator=draws)
@@ -91,6 +94,7 @@ def _batches_of_examples(
 
 
 def _split(examples: Any, batch_size: int, generator: torch.Generator | None) -> Iterator[Any]:
+    """Yield batches of examples that lie in tensors, shuffled if there is a ``generator``."""
     count = num_rows(examples)
     if count is None:
         raise ValuationError(f"data need one number of examples, got {describe(examples)}")
@@ -105,9 +109,10 @@ def _split(examples: Any, batch_size: int, generator: torch.Generator | None) ->
 
 
 def is_plain(data: Any, kind: type[Dataset[Any]]) -> bool:
-    """Tell whether a data set is of a kind of torch's, and hands out its examples as that does.
+    """Return whether a data set is of one of torch's classes, with that class's way of indexing.
 
-    One of a user's own may change them: it turns images around, say, or fills NaN in.
+    A user's subclass with another ``__getitem__`` may change examples: it may flip images, or
+    replace NaN.
     """
     if not isinstance(data, kind):
         return False
@@ -117,7 +122,7 @@ def is_plain(data: Any, kind: type[Dataset[Any]]) -> bool:
 
 
 def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
-    """Return data as ``(inputs, targets)`` if they are two tensors of one length."""
+    """Return data as ``(inputs, targets)`` if they are two tensors of one length, else ``None``."""
     pair = data.tensors if is_plain(data, TensorDataset) else data
     if not isinstance(pair, tuple) or len(pair) != 2:
         return None
@@ -130,7 +135,7 @@ def tensor_pair(data: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def count_examples(data: Any) -> int | None:
-    """Return how many examples data hold, where that can be told without reading them."""
+    """Return how many examples data hold; ``None`` if only reading them would tell."""
     if isinstance(data, Tensor | Mapping | tuple):
         return num_rows(data)
     if isinstance(data, Sequence):
@@ -153,9 +158,9 @@ def count_examples(data: Any) -> int | None:
 
 
 def count_dropped(data: Any) -> int:
-    """Return how many examples a DataLoader leaves out since they fill no batch.
+    """Return how many examples a DataLoader leaves out because they fill no whole batch.
 
-    Of a stream, which has no length, none are known.
+    It is 0 for a stream, whose length is not known.
     """
     if not isinstance(data, DataLoader) or not isinstance(data.batch_sampler, BatchSampler):
         return 0
@@ -166,9 +171,9 @@ def count_dropped(data: Any) -> int:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
-    """Return what draws a loader's examples; ``None`` where a user's own draws its batches.
+    """Return the sampler that draws a loader's examples; ``None`` if batches are drawn otherwise.
 
-    It may draw a part of the data set: one client's, say, of the whole.
+    A sampler may draw only a part of the data set, such as one client's part of the whole.
     """
     batches = loader.batch_sampler
     if batches is None:
@@ -177,7 +182,7 @@ def sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
 
 
 def _shuffles_all(data: Any) -> bool:
-    """Tell whether data are a DataLoader that is as torch makes it with ``shuffle=True``."""
+    """Return whether data are a plain DataLoader with ``shuffle=True`` that draws all examples."""
     if type(data) is not DataLoader:
         return False
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
@@ -189,7 +194,7 @@ def _shuffles_all(data: Any) -> bool:
 
 
 def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader of the same batches' size whose examples come as they lie."""
+    """Return a loader like this one, but without shuffling."""
     return DataLoader(
         loader.dataset,
         batch_size=loader.batch_size,
@@ -198,6 +203,6 @@ def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=loader.multiprocessing_context,
-        # It draws a seed in any case: not from the process.
+        # A loader always draws a seed: take it from a generator, not from the process's state.
         generator=loader.generator or torch.Generator(),
     )

@@ -12,10 +12,11 @@ from fedif_flower.tasks.models import MODELS
 
 Precision = Literal["float32", "bf16"]
 IMAGES = "images"  # The built-in task.
-OWN = "this-app:"  # Before the name of the task that an app brings along.
+OWN = "this-app:"  # Prefix of the name of a task that an app brings along.
 
 
-# The built-in task takes the settings, and on a client the facts that the server sent.
+# Tasks by name. A task's function can take the settings, and the facts that the server sent to a
+# client.
 TASKS = Registry(
     "task",
     {IMAGES: "fedif_flower.tasks.images:image_task"},
@@ -25,7 +26,7 @@ TASKS = Registry(
 
 
 class TaskConfig(SectionedSettings):
-    """Which data a federation learns from, and which model it trains."""
+    """The data that a federation learns from, and the model that it trains."""
 
     task: str = setting(
         IMAGES,
@@ -54,7 +55,7 @@ class TaskConfig(SectionedSettings):
 
 
 class TrainingConfig(Settings):
-    r"""How a client trains: E, B, :math:`\eta`, :math:`\beta` and the arithmetic."""
+    r"""How a client trains: epochs E, batch size B, rate :math:`\eta`, momentum :math:`\beta`."""
 
     local_epochs: int = setting(5, "E, a client's passes over its examples in a round", ge=1)
     batch_size: int = setting(16, "B, examples per step; a last smaller batch is kept", ge=1)

@@ -1,4 +1,4 @@
-"""Floating-point types: half precision, and data of another type than the model's."""
+"""Floating-point types: half precision, and errors when data and model have different types."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fedif_flower.tasks.structures import tensors_of
 
 
 def is_half(numbers: Tensor) -> bool:
-    """Tell whether numbers are of less than single precision, as float16 and bfloat16 are."""
+    """Return whether numbers are floats of less than 32 bits, such as float16 and bfloat16."""
     return numbers.is_floating_point() and numbers.itemsize < 4
 
 
 def widened(numbers: Tensor) -> Tensor:
-    """Return numbers of half precision in single precision, and all others as they are."""
+    """Return half-precision numbers as float32, and all others as they are."""
     return numbers.float() if is_half(numbers) else numbers
 
 
 def dtype_misfit(model: nn.Module, batch: Any) -> str:
-    """Return that a batch's floats are of no type that the model has, in words; empty: they are.
+    """Return words that a batch has a float type that the model lacks; empty if it has none.
 
-    Torch's own words do not name the two types.
+    Torch's own error does not name both types.
     """
     of_model = _float_names(model.parameters())
     of_data = _float_names(tensors_of(batch))
@@ -45,12 +45,12 @@ def _float_names(tensors: Iterable[Tensor]) -> set[str]:
 
 @contextmanager
 def naming_dtypes(model: nn.Module, batch: Any) -> Iterator[None]:
-    """Let an error of torch's name the floating-point types of batch and model if they differ.
+    """Add the float types of batch and model to an error of torch, if the two differ.
 
     Raises
     ------
     DataError
-        In place of a RuntimeError, where they do.
+        In place of a RuntimeError raised inside, if the types differ.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The built-in task: a classifier of images, from a data set and a model by their names."""
+"""The built-in task: a classifier of images, made of a data set and a model named in settings."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _Config = TypeVar("_Config", bound=TaskConfig)
 
 
 def settled(config: _Config) -> _Config:
-    """Return the settings with the model that ``model = "auto"`` stands for.
+    """Return the settings with ``model = "auto"`` replaced by the model that it stands for.
 
     Parameters
     ----------
     config : TaskConfig
-        A run's settings; those of a task other than images are returned as they are.
+        A run's settings. Settings of a task other than images are returned as they are.
     """
     if config.task != IMAGES or config.model != AUTO:
         return config
@@ -47,10 +47,10 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     Parameters
     ----------
     settings : TaskConfig
-        These settings.
+        The settings.
     facts : mapping, optional
-        On a client: the shape, classes, mean and standard deviation of the server's images. A
-        client that has images of its own needs no other data set.
+        On a client: the shape, classes, mean and standard deviation of the server's images. With
+        them a client that has images of its own need not have the server's data set.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     if facts is not None:
         return _task(settings, facts)
     for read_before in (_dataset, _own_images, _parts):
-        read_before.cache_clear()  # The files may be others than in this process's last run.
+        read_before.cache_clear()  # Files may have changed since an earlier run of this process.
     dataset = load_dataset(settings.dataset, settings.data_dir)
     _warn_of(dataset, settings.data_dir)
     task = _task(settings, _facts(settings, dataset), len(dataset.train), dataset.fingerprint)
@@ -68,19 +68,21 @@ def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
 
 
 def task_of_folder(settings: TaskConfig, folder: str) -> Task:
-    """Return the task that a client's own images make by themselves, whatever the server's are.
+    """Return a task whose image shape and classes come from a client's own images.
+
+    The server's images play no part in it.
 
     Parameters
     ----------
     settings : TaskConfig
-        The run's.
+        The run's settings.
     folder : str
-        A tree ``train/<class>/``.
+        The client's images, a tree ``train/<class>/``.
 
     Raises
     ------
     DataError, ConfigError
-        If it cannot be read, or the model does not take such images.
+        If the folder cannot be read.
     """
     dataset = _own_images(folder)
     if settings.model == AUTO:
@@ -89,6 +91,7 @@ def task_of_folder(settings: TaskConfig, folder: str) -> Task:
 
 
 def _facts(settings: TaskConfig, dataset: Dataset) -> dict[str, Any]:
+    """Return what the server tells clients about its images."""
     normalization = NORMALIZATIONS[settings.normalization](dataset.mean, dataset.std)
     return {
         "image-shape": list(dataset.image_shape),
@@ -104,6 +107,7 @@ def _task(
     num_train: int | None = None,
     fingerprint: str = "",
 ) -> Task:
+    """Return the task of images that have the shape, classes and moments given in ``facts``."""
     channels, height, width = facts["image-shape"]
     image_shape = (channels, height, width)
     classes = list(facts["classes"])
@@ -147,7 +151,7 @@ def _task(
 
 
 def _check_alike(dataset: Dataset, image_shape: ImageShape, classes: list[str]) -> None:
-    """Raise DataError if a client's images or labels are not of the server's kind."""
+    """Raise DataError if a client's classes or image shape differ from the server's."""
     if list(dataset.classes) not in (classes, class_folders(classes)):
         raise DataError(
             f"this client's classes are {', '.join(dataset.classes)}; the server's are "
@@ -168,7 +172,7 @@ def _examples(
 
 
 def _warn_of(dataset: Dataset, folder: str) -> None:
-    """Log which files of a data set's folder are not read."""
+    """Log a data set's remarks, such as which files of its folder are not read."""
     for remark in dataset.remarks:
         logger.warning("%s: %s", folder, remark)
 
@@ -178,7 +182,7 @@ _dataset = lru_cache(maxsize=4)(load_dataset)
 
 @lru_cache(maxsize=4)
 def _own_images(folder: str) -> Dataset:
-    """Open a client's own images; its log says once which files are not read."""
+    """Open a client's own images; log once, thanks to the cache, which files are not read."""
     dataset = load_dataset("image-folder", folder, require_test=False)
     _warn_of(dataset, folder)
     return dataset
@@ -188,7 +192,7 @@ def _own_images(folder: str) -> Dataset:
 def _parts(
     name: str, data_dir: str, num_partitions: int, dirichlet_alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
-    """Return who has which images; read once, since a process may play many clients."""
+    """Return each client's images, as indices; cached, since a process may play many clients."""
     return dirichlet_partition(
         _dataset(name, data_dir).train.labels, num_partitions, dirichlet_alpha, seed
     )

@@ -1,4 +1,4 @@
-"""The models a run can name, each built for any image size that fits it."""
+"""The models of images that a run can name, each built for any image size that fits it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ ImageShape = tuple[int, int, int]  # channels, height, width
 
 
 class Architecture(NamedTuple):
-    """How a model is built with fresh weights, and which images it can classify."""
+    """A function that builds a model, and one that says which image sizes the model can take."""
 
     build: Callable[[int, int, int, int], nn.Module]  # channels, height, width, classes
     fits: Callable[[int, int], bool]  # height, width
 
 
 class Dropout(nn.Dropout):
-    """Dropout at half the cost on a CPU: one float drawn per value, where torch draws a double."""
+    """Dropout at half the cost on a CPU: it draws a float for each value, torch's a double."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Zero each value with probability p, and scale the others by 1 / (1 - p)."""
@@ -35,10 +35,10 @@ class Dropout(nn.Dropout):
 
 
 class MaxPool(nn.MaxPool2d):
-    """The largest value of each square of 2 x 2, faster on a CPU where no gradient is asked for.
+    """Max-pooling of 2 x 2 squares, faster than torch's on a CPU if no gradient is needed.
 
-    For the gradient torch notes where each largest value was found. Without it, the larger of
-    two columns and then of two rows is the same to the last bit, in a sixth of the time.
+    Torch's records where each largest value was, which only a gradient needs. Without that, taking
+    the larger of two columns and then of two rows gives the same bits in a sixth of the time.
     """
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class MaxPool(nn.MaxPool2d):
 def _block(
     inputs: int, outputs: int, kernel: int, padding: int | tuple[int, int], *norm: nn.Module
 ) -> nn.Sequential:
-    """Return a convolution with ReLU whose maps a max-pooling halves."""
-    # ReLU after the pooling: the same function and gradient, on a quarter of the values.
+    """Return a convolution, ``norm`` if given, 2x2 max-pooling and ReLU."""
+    # ReLU comes after the pooling: function and gradient are the same, on a quarter of the values.
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=padding)
     return nn.Sequential(convolution, *norm, MaxPool(), nn.ReLU())
 
@@ -110,7 +110,7 @@ def lenet5(channels: int, height: int, width: int, num_classes: int) -> nn.Modul
 
 
 def mlp(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
-    """Return one hidden layer of 64 with ReLU (64-64-10 for the digits: 4,810 parameters)."""
+    """Return an MLP with one hidden layer of 64 and ReLU (for the digits 4,810 parameters)."""
     inputs = channels * height * width
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, num_classes))
 
@@ -118,10 +118,10 @@ def mlp(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
 def resnet18(channels: int, height: int, width: int, num_classes: int) -> nn.Module:
     """Return torchvision's ResNet-18; 11,173,962 parameters on 3x32x32, 10 classes.
 
-    Images up to 64 pixels get the stem usual for CIFAR (3x3, stride 1, no pooling), larger ones
-    that of ImageNet (7x7, stride 2, max-pooling).
+    Images with sides of up to 64 pixels get the stem usual for CIFAR (3x3, stride 1, no pooling),
+    larger ones the stem for ImageNet (7x7, stride 2, max-pooling).
     """
-    from torchvision import models  # It takes as long to import as torch.
+    from torchvision import models  # Imported here since it takes as long as importing torch.
 
     model: nn.Module = models.resnet18(num_classes=num_classes)
     model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
@@ -141,7 +141,7 @@ def _lenet_padding(side: int) -> int:
 
 
 def _lenet_side(side: int) -> int:
-    """Return how many values are left of a side after both blocks."""
+    """Return the length of a side of LeNet-5's feature maps after both blocks."""
     return ((side + 2 * _lenet_padding(side) - 4) // 2 - 4) // 2
 
 
@@ -158,30 +158,30 @@ MODELS: Mapping[str, Architecture] = MappingProxyType(
 
 
 def build_model(name: str, image_shape: ImageShape, num_classes: int, *, seed: int) -> nn.Module:
-    """Build a model whose initial weights depend on ``seed`` alone; see :func:`new_model`.
+    """Build a model whose initial weights depend on ``seed`` alone (see :func:`new_model`).
 
-    The process's own random state is left as it was.
+    The process's random state is the same afterwards.
     """
     with seeded_randomness(derive_seed("model", seed), torch.device("cpu")):
         return new_model(name, image_shape, num_classes)
 
 
 def new_model(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module:
-    """Build a model from the process's own random state, on the CPU, in train mode.
+    """Build a model on the CPU, in train mode; weights come from the process's random state.
 
     Parameters
     ----------
     name : str
         One of :data:`MODELS`.
     image_shape : tuple of int
-        Channels, height and width of what it takes.
+        Channels, height and width of the images.
     num_classes : int
-        Outputs, >= 2.
+        Number of outputs, >= 2.
 
     Raises
     ------
     ConfigError
-        If there is no such model, nothing to tell apart, or the images do not fit.
+        If there is no such model, there are fewer than two classes, or the images do not fit.
     """
     if name not in MODELS:
         raise ConfigError(f"model = {name!r}; allowed: {', '.join(MODELS)}")
@@ -200,8 +200,8 @@ def new_model(name: str, image_shape: ImageShape, num_classes: int) -> nn.Module
 def default_model(image_shape: ImageShape) -> str:
     """Return the name of the model that ``model = "auto"`` stands for.
 
-    The paper's CNN for images as large as those of its data sets, else LeNet-5, and the MLP for
-    images too small for it.
+    It is ``cnn`` for images of the shape of CIFAR-10 or Fashion-MNIST, the paper's data sets. For
+    others it is LeNet-5, or the MLP if they are too small for LeNet-5.
     """
     if image_shape in {(3, 32, 32), (1, 28, 28)}:
         return "cnn"

@@ -1,4 +1,4 @@
-"""Helpers for any torch module: names, layers, modes, randomness, memory formats, trials."""
+"""Helpers for any torch module: names, layers, modes, random state, memory formats, trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.rows import num_examples
 
-# Torch's own generators belong to the process: one thread at a time may seed them.
+# Torch's default generators belong to the process, so only one thread at a time may seed them.
 _randomness = RLock()
 
 
@@ -38,8 +38,8 @@ def array_shapes(model: nn.Module) -> dict[str, list[int]]:
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """Return the second names of arrays that ``state_dict`` has twice, and their first names."""
-    first_names: dict[int, str] = {}  # By the id of an array.
+    """Return first names by second names of the arrays that ``state_dict`` has more than once."""
+    first_names: dict[int, str] = {}  # By the id() of the array.
     tied: dict[str, str] = {}
     for name, array in model.state_dict(keep_vars=True).items():
         first_name = first_names.setdefault(id(array), name)
@@ -49,27 +49,34 @@ def tied_names(model: nn.Module) -> dict[str, str]:
 
 
 class OutputLayer(NamedTuple):
-    """Where a layer ``[classes, features]`` lies in the vector ``[d]`` of what is trained."""
+    """Where a layer ``[classes, features]`` lies in the vector ``[d]`` of trainable parameters."""
 
     shape: torch.Size
     weight: slice
     bias: slice | None = None
-    name: str = ""  # Of the weight.
+    name: str = ""  # The name of the weight in the model.
 
 
 def output_layer(model: nn.Module, user: str) -> OutputLayer:
-    """Return the last trainable parameter of two dimensions, and the bias that follows it.
+    """Return the place of the last trainable matrix, and of the bias that follows it.
 
     The last is the one that the model registers last, whatever its ``forward`` calls last.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    user : str
+        Who needs the layer, for the error.
 
     Raises
     ------
     ConfigError
-        If there is none, for who looks at it.
+        If the model has no trainable parameter of two dimensions.
     """
     layer: OutputLayer | None = None
     layer_name = ""
-    end = 0  # Of the parameters so far, in the flat vector.
+    end = 0  # End of the parameters so far, in the flat vector.
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -87,28 +94,28 @@ def output_layer(model: nn.Module, user: str) -> OutputLayer:
 
 
 def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None:
-    """Return what a model's last fully connected layer is given of each example ``[n, f]``.
+    """Return the inputs of a model's last fully connected layer ``[n, f]``, a row per example.
 
-    The last is the one that is called last: a model may have others that it calls in training
-    alone. Where none is called, or it is given another number of rows than there are examples, as
-    one for each token, the model's outputs stand for them.
+    The last layer is the one that is called last, since a model may have layers that it calls only
+    in training. The model's outputs take the place of its inputs if no such layer is called, or if
+    it gets another number of rows than there are examples, such as one for each token.
 
     Parameters
     ----------
     model : torch.nn.Module
         In eval mode.
     batches : iterable
-        ``(inputs, targets)``; of more than two, the last are the targets and the others the model's
-        arguments.
+        ``(inputs, targets)``. In a batch of more than two items, the last item is the targets and
+        the others are the model's arguments.
 
     Returns
     -------
     Tensor, optional
-        float32, on the CPU. ``None`` where outputs do not have a row for each example either, or
-        have rows of another length in each batch, as padded sequences do; and where the layer has
-        rows of the examples in some batches alone.
+        ``[n, f]``, float32, on the CPU. ``None`` if the outputs do not have a row for each example
+        either, or if rows have different lengths in different batches, as with padded sequences.
+        ``None`` also if the layer has a row for each example in some batches only.
     """
-    layer_inputs: list[Any] = []  # Of all fully connected layers, in the batch at hand.
+    layer_inputs: list[Any] = []  # Inputs of all fully connected layers, in the current batch.
 
     def keep_input(_: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         layer_inputs.append(next(chain(arguments, keywords.values())))
@@ -118,8 +125,9 @@ def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None
         for module in model.modules()
         if isinstance(module, nn.Linear)
     ]
-    features = []  # By batch; None where the layer has none of its examples.
-    outputs = []  # Of the batches without features: those of all may take much room.
+    features = []  # One entry per batch: None if the layer has no row for each example.
+    # Outputs of batches without features only: the outputs of all batches may take much memory.
+    outputs = []
     try:
         with evaluation_mode(model)():
             for *arguments, targets in batches:
@@ -139,7 +147,7 @@ def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None
 
 
 def _feature_rows(layer_inputs: Sequence[Any], count: int) -> Tensor | None:
-    """Return the last of these ``[count, f]``, float32, CPU; ``None``: it has other rows."""
+    """Return the last input as float32 ``[count, f]`` on the CPU; ``None`` if it has other rows."""
     if not layer_inputs:
         return None
     last: Tensor = layer_inputs[-1]
@@ -149,14 +157,14 @@ def _feature_rows(layer_inputs: Sequence[Any], count: int) -> Tensor | None:
 
 
 def _output_rows(outputs: Any, count: int) -> Tensor | None:
-    """Return a model's outputs ``[count, f]``, float32, CPU; ``None``: it has other rows."""
+    """Return outputs as float32 ``[count, f]`` on the CPU; ``None`` if they have other rows."""
     if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != count:
         return None
     return outputs.unsqueeze(1).flatten(1).float().cpu()
 
 
 def _join_rows(pieces: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the rows of all batches ``[n, f]``; ``None``: one has none, or others are longer."""
+    """Return the rows of all batches ``[n, f]``; ``None`` if a batch has none or lengths differ."""
     there = [piece for piece in pieces if piece is not None]
     lengths = {piece.shape[1] for piece in there}
     if len(there) < len(pieces) or len(lengths) != 1:
@@ -165,11 +173,17 @@ def _join_rows(pieces: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Module:
-    """Return a deep copy of a model, whose parameters can be trained as the model's own can.
+    """Return a deep copy of a model; its parameters are trainable where the model's own are.
 
-    ``shared`` holds objects by id that the copy does not copy.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    shared : dict of int to object, optional
+        Objects, by id, that the copy shares with the model. The copying adds to it.
     """
-    with torch.no_grad():  # The copy of a scripted module would be a result of the original.
+    # With gradients, the copied tensors of a scripted module would depend on the original's.
+    with torch.no_grad():
         copied: nn.Module = copy.deepcopy(model, shared)
     for copied_parameter, parameter in zip(copied.parameters(), model.parameters(), strict=True):
         copied_parameter.requires_grad_(parameter.requires_grad)
@@ -178,7 +192,7 @@ def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Mo
 
 @contextmanager
 def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """Put every module into train or eval mode; each returns to the mode it was in."""
+    """Put every module into train or eval mode; afterwards, put each back into its own mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.train(training)
     try:
@@ -190,9 +204,10 @@ def module_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def seeded_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed what dropout draws from, on the CPU and on ``device``; restore the CPU's and CUDA's.
+    """Seed torch's random state, on the CPU and on ``device``; afterwards restore CPU and CUDA.
 
-    Other threads wait until the end: federations side by side build their models as if alone.
+    Dropout and weight initialisation draw from this state. Other threads that enter wait until the
+    end, so that federations that run side by side build the same models as alone.
     """
     cuda_devices = [device] if device.type == "cuda" else []
     with _randomness, torch.random.fork_rng(cuda_devices):
@@ -211,9 +226,9 @@ def _seed_torch(seed: int, device: torch.device) -> None:
 
 @contextmanager
 def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed all that a user's function may draw from; restore it as far as it can be.
+    """Seed every random state that a user's function may use; afterwards restore what can be.
 
-    That is torch's random state, as in :func:`seeded_randomness`, NumPy's and Python's own.
+    These are torch's, as in :func:`seeded_randomness`, NumPy's global one and Python's.
     """
     with seeded_randomness(seed, device):
         numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users draw from it)
@@ -227,14 +242,14 @@ def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 
 def seed_all(seed: int, device: torch.device) -> None:
-    """Begin the draws anew, within :func:`own_randomness`."""
+    """Seed torch's, NumPy's and Python's random states; call it within :func:`own_randomness`."""
     _seed_torch(seed, device)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (users draw from it)
     random.seed(seed)
 
 
 def random_state(device: torch.device) -> tuple[Any, ...]:
-    """Return the state of all that :func:`seed_all` seeds, to be compared with another."""
+    """Return the random states that :func:`seed_all` seeds, for a comparison with later ones."""
     numpy_state: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     states = [torch.get_rng_state()]
     if device.type == "cuda":
@@ -247,25 +262,26 @@ def random_state(device: torch.device) -> tuple[Any, ...]:
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep what each training step frees, for the next step.
+    """Let the C library keep the memory that a training step frees, for the next step.
 
-    glibc returns freed blocks to the system above a threshold which grows with the largest block
-    freed so far (up to 32 MiB); below it, each step would fault its activations in anew. Elsewhere
-    this does nothing.
+    glibc returns large freed blocks to the system at once, so that every step would get its
+    activations' memory anew, at the cost of page faults. The size from which it does so grows with
+    the largest block freed so far, up to 32 MiB. Making and dropping a tensor of 31 MiB raises it.
+    With other C libraries this has no effect.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
 @contextmanager
 def without_trace(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put buffers and random states back after a trial; gradients are the caller's concern."""
+    """Restore a model's buffers and the random state after a trial, but not its gradients."""
     with same_buffers(model), seeded_randomness(0, device):
         yield
 
 
 @contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Put a model's buffers back afterwards."""
+    """Restore the values of a model's buffers afterwards."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
@@ -276,10 +292,11 @@ def same_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def evaluation_mode(model: nn.Module) -> Callable[[], AbstractContextManager[object]]:
-    """Return what makes the context in which a model is only evaluated.
+    """Return the context manager in which a model is evaluated without gradients.
 
-    ``torch.inference_mode``, except for compiled graphs of ``torch.jit``: one that has once been
-    run for a gradient saves tensors, which inference mode forbids.
+    It is ``torch.inference_mode``, except for models with modules of ``torch.jit``. Such a module,
+    once it has run for a gradient, saves tensors for the backward pass, and inference mode forbids
+    that: for these it is ``torch.no_grad``.
     """
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
@@ -292,30 +309,30 @@ def fastest_memory_format(
 ) -> torch.memory_format:
     """Return the fastest memory format of images with which a model works.
 
-    Convolutions are faster with channels last. A model that calls ``view`` on its feature maps
-    fails with them, so both formats are tried.
+    Convolutions are faster with channels last. But a model that calls ``view`` on its feature maps
+    fails with that format, so it is tried first.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Without convolutions it gains nothing: then nothing is tried.
+        The model. Without convolutions it gains nothing, so nothing is tried.
     attempt : callable
-        Runs the model forward and backward on a few examples in the format that it is given.
+        Runs the model forward and backward on a few examples in the given format.
     """
     convolutions = (nn.Conv2d, nn.ConvTranspose2d)
     if not any(isinstance(module, convolutions) for module in model.modules()):
         return torch.contiguous_format
     try:
         attempt(torch.channels_last)
-    except Exception:  # Whatever is wrong with the model itself shows in the other format too.
+    except Exception:  # A fault of the model itself will show again, in the other format.
         return torch.contiguous_format
     return torch.channels_last
 
 
 def image_format(model: nn.Module, images: Tensor) -> torch.memory_format:
-    """Return the memory format in which to train and evaluate ``model`` on such images.
+    """Return the memory format in which to train and evaluate ``model`` on these images.
 
-    Channels-last is tried on the CPU, with the first two images; elsewhere images stay
+    On the CPU channels last is tried with the first two images. On other devices images stay
     contiguous. Nothing in the model changes.
 
     Parameters
@@ -323,7 +340,7 @@ def image_format(model: nn.Module, images: Tensor) -> torch.memory_format:
     model : torch.nn.Module
         On the images' device.
     images : Tensor
-        ``[n, c, h, w]``; examples of other dimensions are contiguous.
+        ``[n, c, h, w]``. For examples of other dimensions the format is contiguous.
     """
     if images.dim() != 4 or images.device.type != "cpu":
         return torch.contiguous_format
@@ -351,10 +368,11 @@ def to_memory_format(examples: Tensor, memory_format: torch.memory_format) -> Te
 
 @contextmanager
 def sparing_single_values(model: nn.Module) -> Iterator[None]:
-    """Let batch norms that see one value per channel use their running statistics, and keep them.
+    """Let batch norms that get one value per channel use their running statistics, unchanged.
 
-    That is a batch of one example, before maps of 1x1. The model is in train mode. Batch norms that
-    it keeps in eval mode, since they are frozen, are left alone.
+    One value has no variance, so torch's batch norm would raise an error. The case is a batch of a
+    single example, in layers whose feature maps are 1x1. The model has to be in train mode; batch
+    norms that it keeps in eval mode, because they are frozen, are left alone.
     """
     norms = [
         module for module in model.modules() if isinstance(module, _BatchNorm) and module.training

@@ -24,19 +24,24 @@ from fedif_flower.tasks.structures import as_tensors, tensors_of
 
 
 class NotFinite(NamedTuple):
-    """How many examples hold NaN, and how many of the others an infinite number."""
+    """The number of examples that hold NaN, and of those that hold Inf but no NaN."""
 
     nan: int
     infinite: int
 
 
 def count_not_finite(data: Any) -> NotFinite | None:
-    """Return how many examples hold NaN or infinite numbers, where data lie in memory.
+    """Return how many examples hold NaN or infinite numbers, if the data lie in memory.
 
     Parameters
     ----------
-    data : Tensor, dict or tuple of Tensor, list of batches, TensorDataset, or DataLoader or Subset
-        What is read from a disk, or made as it is asked for, is not looked at: ``None``.
+    data : Tensor, dict or tuple of Tensor, list of batches, TensorDataset, DataLoader or Subset
+        The data. A DataLoader or Subset counts as in memory if the data set in it is.
+
+    Returns
+    -------
+    NotFinite or None
+        The counts; ``None`` for data that are read from a disk or made on demand.
     """
     if isinstance(data, DataLoader):
         if not _hands_out_all(data):
@@ -63,24 +68,27 @@ def count_not_finite(data: Any) -> NotFinite | None:
 
 
 def read_not_finite(data: Any) -> NotFinite:
-    """Return how many examples hold NaN or infinite numbers, of data that can be read again."""
+    """Return how many examples hold NaN or infinite numbers, reading the data if need be.
+
+    An iterator can be read only once, and its examples are gone: it counts as having none.
+    """
     counts = count_not_finite(data)
     if counts is not None:
         return counts
     if isinstance(data, Iterator):
-        return NotFinite(0, 0)  # It is over.
+        return NotFinite(0, 0)
     return _added(map(_of_rows, read_batches(data, None, batch_size=100)))
 
 
 def _hands_out_all(loader: DataLoader[Any]) -> bool:
-    """Tell whether a loader's batches are made of all examples of its data set, as they are."""
+    """Return whether a loader hands out all examples of its data set, unchanged."""
     is_plain_collate = loader.collate_fn in (default_collate, default_convert)
     draws_all = isinstance(sampler_of(loader), SequentialSampler | RandomSampler)
     return is_plain_collate and draws_all
 
 
 def _of_rows(batch: Any) -> NotFinite:
-    """Return the counts of a batch; of one whose tensors differ in length, as of one example."""
+    """Return the counts of a batch; if its tensors differ in length, it counts as one example."""
     batch = as_tensors(batch)
     floating = _floating(batch)
     if not floating:
@@ -97,6 +105,7 @@ def _of_rows(batch: Any) -> NotFinite:
 
 
 def _of_one(example: Any) -> NotFinite:
+    """Return the counts of a single example, 0 or 1 each."""
     floating = _floating(as_tensors(example))
     has_nan = any(bool(tensor.isnan().any()) for tensor in floating)
     has_infinite = any(bool(tensor.isinf().any()) for tensor in floating)
@@ -104,7 +113,7 @@ def _of_one(example: Any) -> NotFinite:
 
 
 def _floating(value: Any) -> list[Tensor]:
-    """Return the tensors of a structure that can hold NaN."""
+    """Return the floating-point tensors of a structure: only these can hold NaN."""
     return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 

@@ -1,4 +1,4 @@
-"""The task by the name that ``task = "..."`` takes."""
+"""The task that ``task = "..."`` of a run config names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def build_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> 
     Parameters
     ----------
     settings : TaskConfig
-        ``task``, the settings of the built-in one, and those of a function of one's own.
+        ``task``, the settings of the built-in task, and those of a function of the user's own.
     facts : mapping, optional
-        On a client: what the server says of its data.
+        On a client: what the server says about its data.
 
     Raises
     ------

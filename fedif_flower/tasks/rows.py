@@ -1,4 +1,4 @@
-"""The examples of a batch: how many there are, which are taken, and batches joined."""
+"""The examples (rows) of batches: count them, take some of them, join batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedif_flower.tasks.structures import change_chosen, describe, rebuilt, tens
 
 
 def num_rows(batch: Any) -> int | None:
-    """Return the length that all tensors of a batch have; ``None`` if they differ."""
+    """Return the length that all tensors of a batch share; ``None`` if there is no such length."""
     tensors = tensors_of(batch)
     if any(tensor.dim() == 0 for tensor in tensors):
         return None
@@ -25,13 +25,13 @@ def num_rows(batch: Any) -> int | None:
 
 
 def count_rows(batch: Any) -> int:
-    """Return how many examples a batch has; 0 where single ones cannot be taken out."""
+    """Return how many examples a batch has; 0 if single examples cannot be taken from it."""
     count = num_rows(batch)
     return 0 if count is None else count
 
 
 def num_examples(targets: Any) -> int:
-    """Return how many examples a batch's targets are for."""
+    """Return how many examples a batch's targets belong to."""
     tensors = tensors_of(targets)
     if tensors and tensors[0].dim():
         return len(tensors[0])
@@ -39,21 +39,24 @@ def num_examples(targets: Any) -> int:
 
 
 def first_few(batch: Any) -> Any:
-    """Return the first two examples of a batch if its tensors have one length, else all of it."""
+    """Return the first two examples of a batch if its tensors share a length, else all of it."""
     count = num_rows(batch)
     if count is None:
         return batch
-    # Two: a model that calls ``squeeze`` treats a single one differently.
+    # Two and not one: a model that calls ``squeeze`` treats a single example differently.
     return cut_rows(batch, count, slice(2))
 
 
 def take_rows(batch: Any, rows: Tensor) -> Any:
-    """Return the examples of a batch at ``rows`` [k]; its tensors must have one length."""
+    """Return the examples of a batch at ``rows`` [k]; its tensors must share a length."""
     return cut_rows(batch, num_rows(batch), rows)
 
 
 def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
-    """Return the examples at ``rows`` [k], ascending, as numbered through all batches, by batch."""
+    """Return the examples at ``rows`` [k], as one batch for each batch that has some of them.
+
+    Rows number the examples through all batches, and ascend.
+    """
     selected = []
     start = 0
     for batch in batches:
@@ -66,7 +69,7 @@ def take_of_all(batches: Sequence[Any], rows: Tensor) -> list[Any]:
 
 
 def cut_rows(batch: Any, count: int | None, rows: slice | Tensor) -> Any:
-    """Return the examples at ``rows`` of a batch of ``count``."""
+    """Return the examples at ``rows`` of a batch of ``count`` examples."""
 
     def cut(column: Any) -> Any:
         if isinstance(column, Tensor):
@@ -79,16 +82,17 @@ def cut_rows(batch: Any, count: int | None, rows: slice | Tensor) -> Any:
 
 
 def _rows_of(column: Tensor, rows: slice | Tensor) -> Tensor:
-    """Return the rows of a tensor, wherever the tensor of their places lies."""
+    """Return the rows of a tensor; ``rows`` may lie on another device."""
     if isinstance(rows, Tensor):
         rows = rows.to(column.device)
     return column[rows]
 
 
 def _is_column(part: Any, count: int | None) -> bool:
-    """Tell whether a part of a batch of ``count`` has an item for each example.
+    """Return whether a part of a batch of ``count`` examples has one item for each example.
 
-    Tensors do, and so do lists of as many strings, or of whatever else holds no tensor.
+    Tensors have. Lists and tuples have if there are ``count`` items in them, such as strings, and
+    no tensors.
     """
     if isinstance(part, Tensor):
         return True
@@ -97,25 +101,26 @@ def _is_column(part: Any, count: int | None) -> bool:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Return batches of one structure as a single one.
+    """Join batches of one structure into a single batch.
 
     Raises
     ------
     ValuationError
-        If they differ in more than their examples: in the length of sequences, where each batch is
-        padded for itself, in their keys, or in a number that is a whole batch's.
+        If the batches differ in more than their examples: in the length of sequences, when each
+        batch is padded to a length of its own, in their keys, or in a value that belongs to a whole
+        batch.
     """
     return _joined(batches, [num_rows(batch) for batch in batches])
 
 
 def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
-    """Return the same part of several batches, of so many examples each, as a single one."""
+    """Join the same part of several batches; ``counts`` are the batches' numbers of examples."""
     first = parts[0]
     if isinstance(first, Tensor):
         _require_alike(parts)
         return torch.cat(tuple(parts))
-    # A list of as many strings as examples goes on; any other list or dict holds parts itself.
-    # Columns differ in length from batch to batch, so they come before what has to be alike.
+    # A list with one item for each example is appended; any other list or dict holds parts itself.
+    # Such columns may differ in length, so they come before the check that parts are alike.
     if all(map(_is_column, parts, counts)):
         items = list(chain.from_iterable(parts))
         return items if isinstance(first, list) else tuple(items)
@@ -125,11 +130,11 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
     if isinstance(first, list | tuple):
         joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
         return rebuilt(first, joined)
-    return first  # A whole batch's own, such as a number: alike in all of them.
+    return first  # A value that belongs to a whole batch, such as a number, and is equal in all.
 
 
 def _require_alike(parts: Sequence[Any]) -> None:
-    """Raise ValuationError if the same parts of several batches differ in more than examples."""
+    """Raise ValuationError if the same part differs between batches in more than its examples."""
     first = parts[0]
     for part in parts[1:]:
         if not _are_alike(first, part):
@@ -140,7 +145,7 @@ def _require_alike(parts: Sequence[Any]) -> None:
 
 
 def _are_alike(part: Any, other: Any) -> bool:
-    """Tell whether two parts have one form; what is made of nothing else has to be one value."""
+    """Return whether two parts have the same form; values that hold no parts must be equal."""
     if isinstance(part, Tensor) and isinstance(other, Tensor):
         return part.shape[1:] == other.shape[1:]
     if isinstance(part, Tensor) or isinstance(other, Tensor):
@@ -151,17 +156,17 @@ def _are_alike(part: Any, other: Any) -> bool:
         return isinstance(other, list | tuple) and len(part) == len(other)
     try:
         return part is other or bool(part == other)
-    except Exception:  # Out of a comparison of the user's own objects.
+    except Exception:  # A comparison of a user's own objects may raise anything.
         return False
 
 
 def holds_classes(labels: Tensor) -> bool:
-    """Tell whether labels can be classes: probabilities are none."""
+    """Return whether labels can be classes: integers or booleans, not probabilities."""
     return not labels.is_floating_point() and not labels.is_complex()
 
 
 def class_labels(batch: Any) -> Tensor | None:
-    """Return the integer targets ``[n]`` that end a batch; ``None`` where there are no such."""
+    """Return a batch's last item if it is class labels ``[n]``; otherwise ``None``."""
     if not isinstance(batch, list | tuple) or not batch:
         return None
     targets = batch[-1]

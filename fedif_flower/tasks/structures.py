@@ -1,4 +1,4 @@
-"""Structures of dicts, lists and tuples: the tensors in them, and what they are made of."""
+"""Structures of dicts, lists and tuples that hold tensors: find, change and describe these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fedif_flower.errors import ValuationError
 def as_tensors(value: Any) -> Any:
     """Return a structure of dicts, lists and tuples with tensors in place of NumPy arrays.
 
-    Without any it is returned as it is: an object of its own kind may know more.
+    A structure without arrays is returned itself, not rebuilt: a mapping of the user's own class
+    may have more than its items.
 
     Raises
     ------
@@ -30,7 +31,7 @@ def as_tensors(value: Any) -> Any:
             raise ValuationError(f"a NumPy array has dtype {values.dtype}; allowed: numbers")
         native = np.asarray(values, dtype=values.dtype.newbyteorder("="), order="C")
         if not native.flags.writeable:
-            native = native.copy()  # The tensor shares the memory, and may be written to.
+            native = native.copy()  # The tensor shares the array's memory, and must be writable.
         tensor = torch.from_numpy(native)
         tensors.append(tensor)
         return tensor
@@ -42,12 +43,12 @@ def as_tensors(value: Any) -> Any:
 
 
 def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return a structure of dicts, lists and tuples with every tensor in it changed."""
+    """Return a structure of dicts, lists and tuples with ``change`` applied to every tensor."""
     return change_chosen(lambda item: isinstance(item, Tensor), change, value)
 
 
 def change_chosen(chosen: Callable[[Any], bool], change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a structure with what is chosen in it changed."""
+    """Return a structure with ``change`` applied to every part for which ``chosen`` is true."""
     if chosen(value):
         return change(value)
     if isinstance(value, Mapping):
@@ -58,7 +59,7 @@ def change_chosen(chosen: Callable[[Any], bool], change: Callable[[Any], Any], v
 
 
 def rebuilt(sequence: Any, items: list[Any]) -> Any:
-    """Return a list or tuple of the same kind as another, of other items."""
+    """Return a list or tuple of the same type as ``sequence``, with other items."""
     is_named_tuple = hasattr(sequence, "_fields")
     if is_named_tuple:
         return type(sequence)(*items)
@@ -73,14 +74,14 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """Return what a structure of dicts, lists and tuples is made of: tensors, strings, numbers."""
+    """Return all parts of a structure that are no dicts, lists or tuples: tensors, strings, ..."""
     leaves: list[Any] = []
     change_chosen(lambda item: not isinstance(item, Mapping | list | tuple), leaves.append, value)
     return leaves
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move a structure to a device; an object with a ``to`` of its own is moved by it."""
+    """Move a structure's tensors to a device; an object with a method ``to`` moves itself."""
     has_to = callable(getattr(value, "to", None))
     if has_to:
         return value.to(device)

@@ -1,4 +1,4 @@
-"""What a federation is about, in one object: model, data, loss, metrics."""
+"""The task that a federation learns, in one object: model, data, loss, metrics."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ BatchLoss = Callable[[nn.Module, Any], tuple[Tensor, float | Tensor]]
 ScoreFunction = Callable[[Any, Any], Tensor | float]
 LocalTraining = Callable[[nn.Module, Any, "TrainingConfig"], float]
 
-# "contradicted": the share of held-out labels that a model is sure are others has such a column.
+# Results have columns of these names already. "contradicted" is the share of held-out labels that
+# the model is sure are wrong.
 RESERVED_METRICS = ("loss", "accuracy", "score", "contradicted")
 
 
 def metric_key(name: str) -> str:
-    """Return a metric's name as columns have it: ``mean_absolute_error``."""
+    """Return a metric's name as it stands in column names, such as ``mean_absolute_error``."""
     return "_".join(name.replace("-", " ").lower().split())
 
 
@@ -44,13 +45,13 @@ class Metric:
     Parameters
     ----------
     name : str
-        What results call it: ``"mean absolute error"`` has the columns
+        The name in results: ``"mean absolute error"`` has the columns
         ``test_mean_absolute_error`` and ``validation_mean_absolute_error``.
     function : callable
-        ``function(outputs, targets)`` -> number, given those of all examples of a split at once,
-        on the CPU: an AUC, an F1 score or an R² as well as a mean. In a task with ``batch_loss``,
-        ``function(model, batch)`` -> the mean over the batch; batches count by their sizes. What
-        holds for outputs that are too large: see ``score`` of
+        ``function(outputs, targets)`` -> number. It gets the outputs and targets of all examples of
+        a split at once, on the CPU, so it need not be a mean: it may be an AUC, an F1 score or an
+        R². In a task with ``batch_loss`` it is ``function(model, batch)`` -> the mean over the
+        batch; batches are weighted by their sizes. For outputs too large to keep, see ``score`` of
         :class:`~fedif_flower.valuation.validation.Validation`.
     higher_is_better : bool
         ``False`` for errors.
@@ -70,21 +71,21 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """Its name as columns have it."""
+        """The metric's name as it stands in column names."""
         return metric_key(self.name)
 
 
 @dataclass(frozen=True)
 class Site:
-    """Whoever asks for data: the server, or a client.
+    """The place for which a task loads data: the server or a client.
 
     Attributes
     ----------
     seed : int
-        The run's seed, for what is drawn at random.
+        The run's seed, for data that are drawn at random.
     data_dir : Path, optional
-        Where data lie: the run config's ``data-dir``; on a node that has a ``data-dir`` of its
-        own, that.
+        The folder of the data: the ``data-dir`` of the node config if the node has one, otherwise
+        that of the run config.
     """
 
     seed: int = 0
@@ -93,15 +94,15 @@ class Site:
 
 @dataclass(frozen=True)
 class ClientSite(Site):
-    """A client that asks for its training data.
+    """The client for which a task loads training data.
 
     Attributes
     ----------
     partition_id : int
         Which client it is, from 0.
     num_partitions : int, optional
-        How many clients share one data set, of which this one has a part; ``None``: the node has
-        data of its own, in ``data_dir``.
+        How many clients share one data set, if this client has a part of a shared one; ``None``:
+        the node has data of its own, in ``data_dir``.
     """
 
     partition_id: int = 0
@@ -110,61 +111,62 @@ class ClientSite(Site):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Task:
-    """What a federation is about. Server and clients have the same task.
+    """The task that a federation learns. Server and clients have the same task.
 
-    Each function is called with torch's random state seeded by the run.
+    Each function for a model or data is called with torch's random state seeded by the run.
 
     Parameters
     ----------
     name : str
-        What results call it.
+        The task's name in results.
     model : callable
         ``model()`` -> the untrained module.
     client_data : callable
-        ``client_data(site)`` -> a client's training data, for its
+        ``client_data(site)`` -> the training data of a client, given its
         :class:`~fedif_flower.tasks.task.ClientSite`: tensors or NumPy arrays ``(inputs, targets)``,
-        a Dataset of examples, a DataLoader, or anything else that yields batches, such as a list of
-        them.
+        a Dataset of examples, a DataLoader, or any other iterable of batches, such as a list.
     validation_data, test_data : callable
-        ``validation_data(site)`` -> the server's data, for its
+        ``validation_data(site)`` -> the server's data, given its
         :class:`~fedif_flower.tasks.task.Site`. The validation split judges clients; the test split
         only measures the model.
     loss : callable, optional
         ``loss(model(inputs), targets)`` -> scalar, the mean over the batch. In a batch of more
-        than two, the last are the targets. Default: cross-entropy, for two classes or more. Class
-        weights and targets to ignore: see :class:`~fedif_flower.valuation.validation.Validation`.
+        than two items, the last item is the targets and the others are the model's arguments.
+        Default: cross-entropy, for two classes or more. For class weights and targets to ignore,
+        see :class:`~fedif_flower.valuation.validation.Validation`.
     batch_loss : callable, optional
-        In place of ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar mean,
-        and what that divides by: the size of the batch, or a sum of weights.
+        Replaces ``loss``, for batches of any kind: ``batch_loss(model, batch)`` -> a scalar mean,
+        and the number that the mean divides by: the size of the batch, or a sum of weights.
     metrics : sequence of Metric
-        The first is what results show first, and what runs are compared by. Accuracy needs no
-        mention: it is taken wherever ``loss`` meets outputs ``[n, classes]`` and integer targets
-        ``[n]``, and comes first where there are no metrics.
+        Results show the first one first, and runs are compared by it. Accuracy need not be named:
+        it is measured whenever ``loss`` gets outputs ``[n, classes]`` and integer targets ``[n]``,
+        and it comes first if there are no metrics.
     train : callable, optional
-        In place of SGD on the loss: ``train(model, data, training)`` trains the model in place
-        and returns its mean training loss; ``training`` holds the run config's local epochs, batch
+        Replaces SGD on the loss: ``train(model, data, training)`` trains the model in place and
+        returns its mean training loss; ``training`` holds the run config's local epochs, batch
         size, learning rate and momentum.
     num_classes : int, optional
-        Of class targets, which label noise needs.
+        Number of classes of the targets. Label noise needs it.
     input_range : tuple of two floats, optional
-        Least and greatest value of float inputs, which adversarial samples need.
+        Least and greatest value of float inputs. Adversarial samples need it.
     transform : callable, optional
-        From the inputs of all these data to what the model takes: a normalisation, say. Attacks
-        change inputs before it. The data are then pairs of tensors.
-    facts : mapping of str
-        What the server tells every client about its data, JSON-able.
+        Turns the inputs of all these data into the model's inputs, by a normalisation for example.
+        Attacks change inputs before it. With a transform all data are pairs of tensors.
+    facts : mapping of str to object
+        What the server tells every client about its data; JSON must be able to hold it.
     num_train : int, optional
-        Training examples of all clients, where that is known: no client has more.
+        Number of training examples of all clients together, if it is known. A client that reports
+        more is refused.
     fingerprint : str
-        Changes whenever the data do. Default: a hash of the server's data.
+        A text that changes whenever the data do. Default: a hash of the server's data.
     remarks : sequence of str
-        What a reader of the report has to know of the data, as of files that were passed over.
+        What a reader of the report has to know about the data, such as which files were not read.
 
     Raises
     ------
     ConfigError
-        If ``loss`` and ``batch_loss`` are both given, two metrics have one name, or ``model`` is a
-        model that is made already.
+        If ``loss`` and ``batch_loss`` are both given, two metrics have the same name, or ``model``
+        is a module instead of a function that makes one.
     """
 
     name: str
@@ -185,7 +187,7 @@ class Task:
     remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
+        """Raise ConfigError if parameters contradict each other, or ``model`` is a module."""
         if self.loss is not None and self.batch_loss is not None:
             raise ConfigError(
                 f"task {self.name!r}: loss and batch_loss are both given; allowed: one of them"
@@ -222,12 +224,19 @@ class Task:
         return model
 
     def load(self, what: str, site: Site) -> Data:
-        """Return ``client_data``, ``validation_data`` or ``test_data`` of a site.
+        """Return a site's data, with tensors in place of NumPy arrays.
+
+        Parameters
+        ----------
+        what : str
+            ``"client_data"``, ``"validation_data"`` or ``"test_data"``.
+        site : Site
+            The server or the client.
 
         Raises
         ------
         DataError
-            If the function fails, or returns nothing, or NumPy arrays that hold no numbers.
+            If the function fails, returns ``None``, or returns NumPy arrays that hold no numbers.
         """
         data: Data | None = self._call(what, site.seed, site)
         if data is None:
@@ -240,12 +249,12 @@ class Task:
             raise DataError(f"task {self.name!r}: {what}: {error}") from error
 
     def transformed(self, data: Data) -> Data:
-        """Return data as the model takes them.
+        """Return data with the inputs that the model takes: ``transform`` is applied, if any.
 
         Raises
         ------
         DataError
-            If there is a ``transform``, and the data are no pair of tensors.
+            If there is a ``transform``, and the data are not a pair of tensors.
         """
         if self.transform is None:
             return data
@@ -258,9 +267,21 @@ class Task:
         return self.transform(pair[0]), pair[1]
 
     def in_unit_range(self, inputs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return inputs in [0, 1], as attacks see them, and the way from there to the model.
+        """Return inputs scaled to [0, 1], and a function from there to the model's inputs.
 
-        Integers stay as they are: a transform may tell them from floats, as torchvision's do.
+        Attacks change the scaled inputs. Inputs stay as they are without an ``input_range``, and if
+        they are integers: a transform may treat integers otherwise than floats, as torchvision's
+        do.
+
+        Parameters
+        ----------
+        inputs : Tensor
+            Inputs before ``transform``.
+
+        Returns
+        -------
+        tuple of Tensor and callable
+            The scaled inputs, and the function that scales back and applies ``transform``.
         """
         transform = self.transform or nn.Identity()
         if self.input_range is None or tuple(self.input_range) == (0.0, 1.0):
@@ -275,7 +296,13 @@ class Task:
         return (inputs - low) / (high - low), to_model
 
     def _call(self, what: str, seed: int, *arguments: Site) -> Any:
-        """Call one of the user's functions with the random state that the run prescribes."""
+        """Call one of the user's functions with torch's random state seeded by the run.
+
+        Raises
+        ------
+        ConfigError, DataError
+            If the function fails: ConfigError for ``model``, DataError for data.
+        """
         try:
             with seeded_randomness(derive_seed(what, seed), torch.device("cpu")):
                 return getattr(self, what)(*arguments)

@@ -1,1 +1,1 @@
-"""Data: sets by name in a shared cache, partitions, the server's split, and pixels."""
+"""Image data: data sets by name in a shared cache, clients' partitions, and the server's split."""

@@ -1,9 +1,9 @@
-"""The prepared data: decoded once, then memory-mapped by every process on the machine.
+"""The cache of prepared data: decoded once, then memory-mapped by every process on the machine.
 
-An entry is a folder ``<name>-<key>/`` of four ``.npy`` files and ``meta.json``. It appears under
-its name only when complete, and the operating system keeps one copy of its pages in memory,
-however many clients read it. The key follows the source, so that a changed source is prepared
-anew. The cache may be deleted at any time.
+An entry is a folder ``<name>-<key>/`` with four ``.npy`` files and ``meta.json``. It gets its name
+only when it is complete. The operating system keeps one copy of its pages in memory, however many
+clients read it. The key depends on the source's identity, so a changed source is prepared anew. The
+cache may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fedif_flower.storage import (
     write_atomically,
 )
 
-FORMAT = 1
-_REMARKS = "remarks.json"  # Of an entry; beside what its fingerprint is of.
-Moments = tuple[tuple[float, ...], tuple[float, ...]]  # Means and deviations, by channel.
+FORMAT = 1  # Version of the entries' layout; part of their keys.
+_REMARKS = "remarks.json"  # A file of an entry that does not enter its fingerprint.
+Moments = tuple[tuple[float, ...], tuple[float, ...]]  # Means, standard deviations, by channel.
 logger = logging.getLogger(__name__)
 
 
@@ -62,24 +62,24 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set; open it in each process (it is quick) rather than sending it to another.
+    """A data set. Opening it is quick: each process should open it, not get it from another.
 
     Attributes
     ----------
     name : str
-        Its name in ``DATASETS``.
+        The data set's name in ``DATASETS``.
     train, test : Split
-        The images; ``test`` may be empty on a client's own data.
+        The images; ``test`` may be empty in a client's own data.
     classes : tuple of str
         Name of each label.
     max_value : int
-        The uint8 value that stands for pixel 1.0: 255, or 16 for digits.
+        The uint8 value that stands for a pixel of 1.0: 255, or 16 for digits.
     mean, std : tuple of float
-        Per channel, of the train split's pixels in [0, 1].
+        Mean and standard deviation per channel, of the train split's pixels in [0, 1].
     fingerprint : str
-        Hex digits that change whenever pixels, labels or any other attribute do.
+        Hex digits that change whenever pixels, labels or another attribute change, except remarks.
     remarks : tuple of str
-        Which files of the source are not read, and what others lost, in words.
+        In words, which files of the source are not read, and what was lost of others.
     """
 
     name: str
@@ -101,15 +101,15 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class RawSplit:
-    """One split, as its source delivers it.
+    """One split before it is prepared.
 
     Attributes
     ----------
     labels : NDArray[np.int64]
         ``[n]``, in [0, classes).
     blocks : callable
-        Called without arguments, yields the n images in order, in uint8 blocks ``[b, c, h, w]``
-        of any b >= 1, so that they never need to be in memory together.
+        ``blocks()`` yields the n images in order, in uint8 blocks ``[b, c, h, w]`` of any
+        b >= 1. All images never need to be in memory together.
     """
 
     labels: NDArray[np.int64]
@@ -127,14 +127,14 @@ class RawDataset:
     image_shape : tuple of int
         ``(c, h, w)``.
     max_value : int
-        The uint8 value that stands for pixel 1.0.
+        The uint8 value that stands for a pixel of 1.0.
     train, test : RawSplit
         The images; ``test`` may have none.
     moments : tuple of two tuples of float, optional
-        Means and deviations of the channels, of pixels in [0, 1]; computed from the train split if
-        left out.
+        Means and standard deviations of the channels, of pixels in [0, 1]. Default: computed from
+        the train split.
     remarks : callable, optional
-        Called once all blocks are read: what their images lost on the way, in words.
+        ``remarks()``, called after all blocks are read, returns in words what was lost of images.
     """
 
     classes: tuple[str, ...]
@@ -148,12 +148,12 @@ class RawDataset:
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Where a data set comes from.
+    """Where a data set comes from: fetches and reads its files.
 
     Attributes
     ----------
     data_dir : str
-        Folder of the user's data; ``""`` where none was given.
+        Folder of the user's data; ``""`` if none was given.
     cache_root : Path
         This package's folder in the user's cache.
     """
@@ -162,40 +162,40 @@ class Source(ABC):
     cache_root: Path
 
     def fetch(self) -> None:  # noqa: B027 (a source that has everything has nothing to do)
-        """Bring the source files here if they are missing."""
+        """Download the source's files if they are missing."""
 
     def remarks(self) -> list[str]:
-        """Return in words which files of the source are not read; nothing where all are."""
+        """Return words that say which files of the source are not read; empty if all are."""
         return []
 
     @abstractmethod
     def identity(self) -> dict[str, object]:
-        """Return a JSON-able description that changes, at little cost, when the source does."""
+        """Return a description for JSON that is quick to make, and changes when the source does."""
 
     @abstractmethod
     def read(self) -> RawDataset:
-        """Open the source.
+        """Return the data set, to be prepared.
 
         Raises
         ------
         DataError
-            If it is missing or damaged, here or while its blocks are read.
+            If the source is missing or damaged; also later, while the blocks are read.
         """
 
 
 def open_prepared(name: str, source: Source, root: Path) -> Dataset:
-    """Open a data set's entry; prepare it if it is missing or the source has changed.
+    """Open a data set's entry; prepare the entry if it is missing or the source has changed.
 
-    Of many processes that ask together, one prepares and the others wait.
+    If several processes need it at the same time, one prepares it and the others wait.
 
     Parameters
     ----------
     name : str
         The data set's name.
     source : Source
-        Where it comes from.
+        Where the data set comes from.
     root : Path
-        Folder of the entries.
+        The folder that holds the entries.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def open_prepared(name: str, source: Source, root: Path) -> Dataset:
     entry = root / f"{name}-{content_key([FORMAT, name, source.identity()], digits=16)}"
     if not entry.is_dir():
         with cache_errors(root), exclusive_lock(root / f"{entry.name}.lock"):
-            if not entry.is_dir():  # Another process may have been faster.
+            if not entry.is_dir():  # Another process may have prepared it during the wait.
                 logger.info("preparing %s in %s, once", name, entry)
                 remove_leftovers(entry)
                 _prepare(name, source.read(), entry)
@@ -219,6 +219,7 @@ def open_prepared(name: str, source: Source, root: Path) -> Dataset:
 
 
 def _read(entry: Path) -> Dataset:
+    """Open an entry; raise an error if it is damaged, as far as that shows without reading all."""
     meta = json.loads((entry / "meta.json").read_text(encoding="utf-8"))
     if meta["fingerprint"] != _fingerprint(meta):
         raise ValueError("meta.json has changed")
@@ -242,7 +243,7 @@ def _read(entry: Path) -> Dataset:
 
 
 def _read_remarks(entry: Path) -> list[str]:
-    """Return what the images of an entry lost when it was prepared, in words."""
+    """Return, in words, what was lost of images when an entry was prepared."""
     path = entry / _REMARKS
     if not path.exists():
         return []
@@ -251,13 +252,13 @@ def _read_remarks(entry: Path) -> list[str]:
 
 
 def _fingerprint(meta: dict[str, Any]) -> str:
-    """Return a hash of all that a run can see of a data set, checksums of the pixels included."""
+    """Return a hash of the metadata, which include checksums of pixels and labels."""
     visible = {key: value for key, value in meta.items() if key != "fingerprint"}
     return content_key(visible)
 
 
 def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
-    """Write an entry beside its place and rename it there when it is complete."""
+    """Write an entry under a temporary name, and rename it when it is complete."""
     temporary = temporary_sibling(entry)
     temporary.mkdir()
     try:
@@ -287,15 +288,15 @@ def _prepare(name: str, raw: RawDataset, entry: Path) -> None:
         temporary.rename(entry)
         sync_directory(entry.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # gone already if all went well
+        shutil.rmtree(temporary, ignore_errors=True)  # If all went well, it was renamed.
 
 
 def _write_array(
     path: Path, shape: tuple[int, ...], dtype: str, blocks: Iterable[NDArray[Any]]
 ) -> dict[str, Any]:
-    """Write a ``.npy`` file block by block and return what meta.json tells about it."""
-    # Plain writes, not a writable memory map: on a full disk that would die of SIGBUS, without
-    # an error to report.
+    """Write a ``.npy`` file block by block; return its entry in meta.json."""
+    # Plain writes, not a writable memory map: on a full disk a map would kill the process by SIGBUS
+    # without an error to report.
     rows = 0
     with path.open("x+b") as file:
         header = {"descr": dtype, "fortran_order": False, "shape": shape}
@@ -318,25 +319,25 @@ def _write_array(
 
 
 def channel_moments(images: NDArray[np.uint8], max_value: int) -> Moments:
-    """Return mean and standard deviation of each channel, of pixels in [0, 1].
+    """Return each channel's mean and standard deviation, of pixels in [0, 1].
 
-    They come from exact counts of the 256 values, so they do not depend on the order of images.
+    Both come from exact counts of the 256 values, so they do not depend on the order of images.
 
     Parameters
     ----------
     images : NDArray[np.uint8]
         ``[n, c, h, w]``, n >= 1.
     max_value : int
-        The value that stands for pixel 1.0.
+        The value that stands for a pixel of 1.0.
 
     Returns
     -------
     tuple of two tuples of float
-        ``c`` means and ``c`` deviations; 1.0 for a channel of one value only, which can then
-        still be divided by it.
+        ``c`` means and ``c`` standard deviations. A channel with only one value gets a deviation of
+        1.0 instead of 0, because pixels are divided by it.
     """
     counts = np.zeros((images.shape[1], 256), dtype=np.int64)
-    step = max(1, 2**22 // math.prod(images.shape[1:]))  # bounded memory: blocks of 4 MiB
+    step = max(1, 2**22 // math.prod(images.shape[1:]))  # Blocks of 4 MiB bound the memory.
     for start in range(0, len(images), step):
         for channel, values in enumerate(images[start : start + step].swapaxes(0, 1)):
             counts[channel] += np.bincount(values.ravel(), minlength=256)

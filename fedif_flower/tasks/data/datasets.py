@@ -1,7 +1,7 @@
 """Data sets by name, as read-only arrays that all processes of a machine share.
 
-From stored bytes to what a model sees there are two steps, pixels in [0, 1] and normalisation,
-since adversarial examples are made of pixels.
+Stored bytes become a model's inputs in two steps: first pixels in [0, 1], then their normalisation.
+The steps are apart because attacks that make adversarial examples change pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedif_flower.tasks.data.sources.digits import Digits
 from fedif_flower.tasks.data.sources.image_folder import ImageFolder
 from fedif_flower.tasks.data.sources.vision import CIFAR10, FashionMNIST
 
-# One line per data set: its name and the class that knows where it comes from.
+# One line per data set: its name and the class that gets and reads its files.
 DATASETS: Mapping[str, Callable[[str, Path], Source]] = MappingProxyType(
     {
         "digits": Digits,
@@ -42,12 +42,12 @@ def load_dataset(name: str, data_dir: str | Path = "", *, require_test: bool = T
     name : str
         A key of ``DATASETS``.
     data_dir : str or Path
-        Where its files are: unused for ``digits``, required for ``image-folder``; otherwise the
-        root that torchvision reads from, or downloads to when its files are not there.
-        ``""``: downloads go to the cache, in ``$XDG_CACHE_HOME`` or ``~/.cache``. It may be
-        read-only.
+        The folder of the data set's files, which may be read-only. It is unused for ``digits`` and
+        required for ``image-folder``. For other data sets it is the folder that torchvision reads
+        from, or downloads to if files are missing. ``""``: downloads go to the cache, in
+        ``$XDG_CACHE_HOME`` or ``~/.cache``.
     require_test : bool
-        Whether a data set without test images is an error; a client needs none.
+        Whether a data set without test images is an error; clients need no test images.
 
     Raises
     ------
@@ -73,9 +73,9 @@ def to_pixels(images: NDArray[np.uint8], max_value: int) -> Tensor:
     Parameters
     ----------
     images : NDArray[np.uint8]
-        ``[n, c, h, w]``, each value in [0, max_value].
+        ``[n, c, h, w]``, with values in [0, max_value].
     max_value : int
-        The value that stands for pixel 1.0, in [1, 255].
+        The value that stands for a pixel of 1.0, in [1, 255].
 
     Returns
     -------
@@ -92,30 +92,31 @@ class Normalization:
     Attributes
     ----------
     mean, std : tuple of float
-        One of each per channel; std > 0.
+        One value of each per channel; std > 0.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Return ``pixels`` [..., c, h, w] normalised, of their dtype, where they lie."""
+        """Return ``pixels`` [..., c, h, w] normalised, with the same dtype and device."""
         shift = pixels.new_tensor(self.mean)[:, None, None]
         scale = pixels.new_tensor(self.std)[:, None, None]
         return (pixels - shift) / scale
 
 
 def unit_range(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
-    """Return what brings pixels to [-1, 1], whatever the data set's own moments are."""
+    """Return the normalisation from [0, 1] to [-1, 1]; the data set's moments play no part."""
     return Normalization((0.5,) * len(mean), (0.5,) * len(std))
 
 
 def as_mnist(mean: tuple[float, ...], std: tuple[float, ...]) -> Normalization:
-    """Return MNIST's normalisation, which published code uses for Fashion-MNIST as well."""
+    """Return MNIST's normalisation; published code uses it for Fashion-MNIST as well."""
     return Normalization((0.1307,) * len(mean), (0.3081,) * len(std))
 
 
-# By the name of the run config's choice, from mean and standard deviation of the training split.
+# Normalisations by their name in the run config; each is made from mean and standard deviation of
+# the training split.
 NORMALIZATIONS: Mapping[str, Callable[[tuple[float, ...], tuple[float, ...]], Normalization]] = (
     MappingProxyType({"data": Normalization, "unit-range": unit_range, "mnist": as_mnist})
 )

@@ -1,4 +1,4 @@
-"""Partitions: the clients' by Dirichlet, the server's validation and test sets at random."""
+"""Partitions: training data among clients, by Dirichlet, and test data in the server's two sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedif_flower.storage import (
     write_atomically,
 )
 
-_EVEN = 100.0  # From this alpha on, a larger one hardly evens out the shares.
+_EVEN = 100.0  # From this alpha on shares are nearly even: an error advises no larger alpha.
 
 
 def dirichlet_partition(
@@ -39,8 +39,8 @@ def dirichlet_partition(
     .. math:: (q_{1,k}, \dots, q_{K,k}) \sim \mathrm{Dir}(\alpha, \dots, \alpha)
 
     where client i gets the share :math:`q_{i,k}` of class k's examples. Flower's
-    ``DirichletPartitioner`` draws them once; the result is stored in the cache, so that each
-    later process only reads it. Every client gets at least one example.
+    ``DirichletPartitioner`` draws the shares once. The result is stored in the cache, so that later
+    processes only read it. Every client gets at least one example.
 
     Parameters
     ----------
@@ -49,22 +49,23 @@ def dirichlet_partition(
     num_partitions : int
         K, the number of clients, in [1, n].
     dirichlet_alpha : float
-        :math:`\alpha`, > 0: the smaller, the fewer classes a client has.
+        :math:`\alpha`, > 0: the smaller it is, the fewer classes a client has.
     seed : int
-        >= 0.
+        Seed of the draw, >= 0.
 
     Returns
     -------
     list of NDArray[np.int64]
-        K disjoint arrays of indices into the labels, shuffled; together all of them.
+        K disjoint arrays of indices into the labels, shuffled. Together they have every index.
 
     Raises
     ------
     ConfigError
-        If labels are no integers, there are too many partitions, or one would have no example:
-        :math:`\alpha` is too small, or there are hardly more examples than partitions.
+        If labels are no integers, a parameter is out of its range, or no division is found in which
+        each client has an example: :math:`\alpha` is too small, or there are hardly more examples
+        than partitions.
     DataError
-        If the cache cannot be written.
+        If the cache cannot be written, or the stored result is damaged.
 
     References
     ----------
@@ -80,7 +81,7 @@ def dirichlet_partition(
     alpha = float(dirichlet_alpha)
     require(is_count(seed), "seed", seed, "an integer >= 0")
     digest = hashlib.sha256(classes.tobytes()).hexdigest()
-    # Both libraries' versions: either may change what a seed draws.
+    # The key has the versions of both libraries, since either may change what a seed draws.
     versions = [importlib.metadata.version(package) for package in ("flwr-datasets", "numpy")]
     key = content_key([digest, num_partitions, alpha, seed, versions], 24)
     root = cache_root()
@@ -101,7 +102,13 @@ def dirichlet_partition(
 
 
 def _classes(labels: Tensor | NDArray[np.integer[Any]] | Sequence[int]) -> NDArray[np.int64]:
-    """Return labels as one array, wherever they lie."""
+    """Return labels as one int64 array ``[n]``.
+
+    Raises
+    ------
+    ConfigError
+        If they are not one-dimensional integers.
+    """
     if isinstance(labels, Tensor):
         labels = labels.detach().cpu().numpy()
     array = np.asarray(labels)
@@ -116,7 +123,8 @@ def _classes(labels: Tensor | NDArray[np.integer[Any]] | Sequence[int]) -> NDArr
 def _draw(
     labels: NDArray[np.int64], num_partitions: int, alpha: float, seed: int
 ) -> list[NDArray[np.int64]]:
-    # Seconds to import, and needed by the first process only.
+    """Draw each client's indices; raise ConfigError if no division gives each client an example."""
+    # Imported here since it takes seconds, and only the first process needs it.
     from datasets import Dataset as HuggingFaceDataset
     from flwr_datasets.partitioner import DirichletPartitioner
 
@@ -124,7 +132,7 @@ def _draw(
         num_partitions=num_partitions,
         partition_by="label",
         alpha=alpha,
-        min_partition_size=1,  # A small alpha, or a small data set, leaves some with little.
+        min_partition_size=1,  # Not more: with a small alpha some clients get very little.
         self_balancing=False,
         shuffle=True,
         seed=seed,
@@ -132,14 +140,15 @@ def _draw(
     columns = {"label": labels.tolist(), "index": range(len(labels))}
     partitioner.dataset = HuggingFaceDataset.from_dict(columns)
     try:
-        with warnings.catch_warnings():  # it warns at each of its eleven attempts
+        with warnings.catch_warnings():  # The partitioner warns at each of its eleven attempts.
             warnings.simplefilter("ignore")
             return [
                 np.array(partitioner.load_partition(i)[:]["index"], dtype=np.int64)
                 for i in range(num_partitions)
             ]
     except ValueError as error:
-        # The larger alpha, the nearer everybody is to an equal share, which may be too few.
+        # With a large alpha shares are nearly equal. If even these are too small, only fewer
+        # clients help.
         allowed = (
             "fewer clients" if alpha >= _EVEN else "a larger dirichlet-alpha, or fewer clients"
         )
@@ -152,21 +161,23 @@ def _draw(
 def split_test(
     num_test: int, seed: int, validation_fraction: float = 0.2
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Divide the test split at random, whatever the labels: the server's validation and test.
+    """Divide the test split at random into the server's validation set and its test set.
+
+    Labels play no part in the division.
 
     Parameters
     ----------
     num_test : int
-        Images of the test split, >= 2.
+        Number of images in the test split, >= 2.
     seed : int
-        >= 0.
+        Seed of the division, >= 0.
     validation_fraction : float
-        Share of the validation set, in (0, 1); each part keeps at least one image.
+        Share of the validation set, in (0, 1). Each set gets at least one image.
 
     Returns
     -------
     tuple of two NDArray[np.int64]
-        Sorted indices into the test split: validation, test.
+        Sorted indices into the test split: first of the validation set, then of the test set.
 
     Raises
     ------

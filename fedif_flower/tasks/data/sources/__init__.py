@@ -1,1 +1,1 @@
-"""Where data sets come from, one file per kind."""
+"""Sources of data sets, one file for each kind: they fetch and read a data set's files."""

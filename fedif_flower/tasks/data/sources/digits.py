@@ -1,4 +1,4 @@
-"""The embedded data set: 1,797 real scans of handwritten digits that scikit-learn brings along."""
+"""The data set that needs no download: 1,797 scans of handwritten digits from scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ NUM_TRAIN = 1_197
 
 
 class Digits(Source):
-    """8x8 greyscale scans of 0..16; 1,197 to train and 600 to test, the same ones for everybody.
+    """Greyscale scans of 8x8 pixels with values 0 to 16: 1,197 for training and 600 for testing.
 
-    scikit-learn's copy is the test part of the UCI "Optical Recognition of Handwritten Digits".
+    The split is the same in every run. scikit-learn's copy is the test part of the UCI data set
+    "Optical Recognition of Handwritten Digits".
     """
 
     def identity(self) -> dict[str, object]:
@@ -22,7 +23,8 @@ class Digits(Source):
 
     def read(self) -> RawDataset:
         """Read the scans and split them by a fixed shuffle."""
-        from sklearn.datasets import load_digits  # a second to import, and needed once only
+        # Imported here since it takes a second, and is needed only once on a machine.
+        from sklearn.datasets import load_digits
 
         scans, labels = load_digits(return_X_y=True)  # [1797, 64], [1797]
         images = scans.astype(np.uint8).reshape(-1, 1, 8, 8)

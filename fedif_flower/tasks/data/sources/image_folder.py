@@ -20,17 +20,32 @@ from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# Folders that a system or an archive puts beside the classes.
+# Folders that an operating system or an archive puts beside the class folders.
 _NO_CLASSES = frozenset({"__MACOSX", "@eaDir", "lost+found"})
-# What others call a split: here it is not read.
+# Other usual names of splits. These folders are not read; a remark says so.
 _OTHER_SPLITS = frozenset({"val", "valid", "validation", "dev", "eval", "training", "testing"})
-_MOST_LETTERS = 12  # Of a suffix that a remark names.
-# Pillow's mode -> what it is read as; 16-bit and floating-point images have no place in uint8.
+_MOST_LETTERS = 12  # A remark names no longer suffix.
+# Pillow's modes, and the mode to which each is converted. 16-bit and floating-point images are not
+# allowed, since uint8 cannot hold them.
 _MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB"}
 
 
 class Listing(NamedTuple):
-    """The image files of one split, sorted by class and name; and what is passed over, in words."""
+    """The image files of one split, sorted by class and name.
+
+    Attributes
+    ----------
+    classes : tuple of str
+        Names of the class folders, sorted.
+    paths : tuple of str
+        The image files.
+    labels : tuple of int
+        For each file, its class's position in ``classes``.
+    digest : str
+        Hash of all class names, and of every file's path, size and time of change.
+    passed_over : tuple of str
+        In words, what is not read, and how often each occurs.
+    """
 
     classes: tuple[str, ...]
     paths: tuple[str, ...]
@@ -40,17 +55,19 @@ class Listing(NamedTuple):
 
 
 class ImageFolder(Source):
-    """Any tree of equally large images, one folder per class, labels in the classes' sort order.
+    """Images of one size in any folder, with one folder per class; labels are in sort order.
 
-    Hidden files are passed over. So are files without an image's suffix, images outside of a class
-    folder and folders such as ``__MACOSX``, with a remark that counts them. Another counts images
-    that lose their pages after the first, or their transparency. Every class needs a folder in
-    ``train``, if only an empty one: nodes that lack examples of a class then agree on the labels.
-    Only clients may leave ``test`` out.
+    Hidden files are passed over. Files without an image's suffix, images outside of a class folder
+    and folders such as ``__MACOSX`` are passed over too, and a remark counts them. Another remark
+    counts images of which only the first page is read, or whose transparency is left out.
+
+    Every class needs a folder in ``train``, even if it is empty, so that nodes without examples of
+    a class have the same labels as the others. Only clients may leave ``test`` out.
     """
 
     @cached_property
     def _folder(self) -> Path:
+        """The folder of ``train`` and ``test``; ConfigError if ``data_dir`` is empty."""
         if not self.data_dir:
             raise ConfigError(
                 "data_dir = ''; allowed: the folder's path, which 'image-folder' needs"
@@ -59,6 +76,7 @@ class ImageFolder(Source):
 
     @cached_property
     def _splits(self) -> tuple[Listing, Listing]:
+        """The files of ``train`` and ``test``; DataError if they cannot be used."""
         train_folder = self._folder / "train"
         test_folder = self._folder / "test"
         train = list_images(train_folder)
@@ -77,12 +95,12 @@ class ImageFolder(Source):
         return train, test
 
     def identity(self) -> dict[str, object]:
-        """Return the folder with a digest of every file's name, size and time of change."""
+        """Return the folder, and for each split a hash of its files' names, sizes and times."""
         train, test = self._splits
         return {"folder": str(self._folder), "train": train.digest, "test": test.digest}
 
     def remarks(self) -> list[str]:
-        """Return in words which files of the folder are not read; nothing where all are."""
+        """Return words that say which files of the folder are not read; empty if all are."""
         remarks = []
         for name, listing in zip(("train", "test"), self._splits, strict=True):
             if listing.passed_over:
@@ -95,7 +113,7 @@ class ImageFolder(Source):
         return remarks
 
     def read(self) -> RawDataset:
-        """Return the splits; their images are decoded as they are asked for."""
+        """Return the splits; their images are decoded one by one while the blocks are read."""
         train, test = self._splits
         first = _decode(train.paths[0], Counter())
         label_of = {name: label for label, name in enumerate(train.classes)}
@@ -114,7 +132,8 @@ class ImageFolder(Source):
                         )
                     yield image[None]
 
-            # A split counts its own classes; those of the training split say the labels.
+            # A listing numbers its own classes. Labels are the numbers of the training split's
+            # classes, because ``test`` may lack some.
             labels = [label_of[listing.classes[label]] for label in listing.labels]
             return RawSplit(np.array(labels, dtype=np.int64), blocks)
 
@@ -137,7 +156,13 @@ class ImageFolder(Source):
 
 
 def list_images(folder: Path) -> Listing:
-    """List ``<class>/**/<image>`` below a folder that may be missing."""
+    """List ``<class>/**/<image>`` below a folder; a missing folder has no classes.
+
+    Raises
+    ------
+    DataError
+        If something in the folder cannot be read.
+    """
     paths = []
     labels = []
     digest = hashlib.sha256()
@@ -154,14 +179,14 @@ def list_images(folder: Path) -> Listing:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and Path(error.filename) == folder:
             return Listing((), (), (), "missing")
-        # Else a dangling link, say, or a file that has just gone.
+        # Another error comes, for example, of a dangling link or a file that was just removed.
         raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
     words = tuple(f"{kind} ({count})" for kind, count in sorted(passed_over.items()))
     return Listing(classes, tuple(paths), tuple(labels), digest.hexdigest(), words)
 
 
 def _class_names(folder: Path, passed_over: Counter[str]) -> tuple[str, ...]:
-    """Return the classes of a split, and count what lies beside their folders."""
+    """Return a split's class names, sorted; count in ``passed_over`` what is no class folder."""
     names = []
     for entry in folder.iterdir():
         if entry.name.startswith("."):
@@ -179,7 +204,8 @@ def _class_names(folder: Path, passed_over: Counter[str]) -> tuple[str, ...]:
 
 
 def _image_files(folder: str | Path, passed_over: Counter[str]) -> Iterator[os.DirEntry[str]]:
-    # scandir instead of Path: it knows directories from files without asking for each.
+    """Yield the images in a folder and its subfolders; count other files in ``passed_over``."""
+    # os.scandir tells folders from files without a system call for each, unlike Path.
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         if entry.name.startswith("."):
             continue
@@ -197,7 +223,7 @@ def _image_files(folder: str | Path, passed_over: Counter[str]) -> Iterator[os.D
 
 
 def _suffix_words(name: str) -> str:
-    """Return what to call a file that is not read."""
+    """Return the kind of a file that is not read, for a remark: ``files .txt``."""
     suffix = Path(name).suffix.lower()
     is_plain = suffix[1:].isalnum() and len(suffix) <= _MOST_LETTERS
     if not is_plain:
@@ -206,7 +232,15 @@ def _suffix_words(name: str) -> str:
 
 
 def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
-    """Return one image ``[c, h, w]``, c = 1 for greyscale and 3 otherwise; count what it lost."""
+    """Return one image ``[c, h, w]``, c = 1 if greyscale and 3 otherwise.
+
+    Parts of the image that are not read are counted in ``lost``.
+
+    Raises
+    ------
+    DataError
+        If the image cannot be read, or its mode is not allowed.
+    """
     try:
         with Image.open(path) as image:
             mode = _MODES.get(image.mode)
@@ -217,7 +251,7 @@ def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
             pixels = np.asarray(image.convert(mode), dtype=np.uint8)
     except DataError:
         raise
-    except Exception as error:  # a damaged image raises whatever its decoder stumbled over
+    except Exception as error:  # Decoders of damaged images may raise any error.
         raise DataError(f"cannot read the image {path}: {error}") from error
     if mode == "L":
         return pixels[None]
@@ -225,7 +259,7 @@ def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
 
 
 def _losses(image: Image.Image) -> Iterator[str]:
-    """Yield in words what of an image is not read."""
+    """Yield, in words, which parts of an image are not read."""
     if getattr(image, "n_frames", 1) > 1:
         yield "the first page or frame of several is read"
     has_alpha = image.mode in ("LA", "RGBA")
@@ -235,7 +269,7 @@ def _losses(image: Image.Image) -> Iterator[str]:
 
 
 def class_folders(classes: Sequence[str]) -> list[str]:
-    """Return a folder name per class, valid on any file system and sorting in label order."""
+    """Return a folder name per class: each is valid on any file system, and sorts by label."""
     names = [re.sub(r"[^\w.+ -]|^\.", "_", name) or "_" for name in classes]
     if all(first < second for first, second in pairwise(names)):
         return names

@@ -1,4 +1,4 @@
-"""Data sets in torchvision's own layout: read where present, downloaded where not."""
+"""Data sets of torchvision: read where their files are present, downloaded otherwise."""
 
 from __future__ import annotations
 
@@ -18,24 +18,36 @@ logger = logging.getLogger(__name__)
 class TorchvisionSource(Source):
     """A data set that ``torchvision.datasets`` can download and read.
 
-    A subclass has torchvision's name. Without ``data_dir`` it is downloaded into this package's
-    folder in the user's cache.
+    A subclass has the name of torchvision's class. Without ``data_dir`` files are downloaded into
+    this package's folder in the user's cache.
+
+    Attributes
+    ----------
+    title : str
+        The data set's name for people.
+    folder : str
+        Torchvision's folder for the files, below the root.
+    files : tuple of str
+        The files in that folder.
+    moments : tuple of two tuples of float
+        Published means and standard deviations of the channels, of pixels in [0, 1].
     """
 
     title: ClassVar[str]
-    folder: ClassVar[str]  # below the root, as torchvision names it
+    folder: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
     moments: ClassVar[Moments]
 
     def _open(self, *, train: bool, download: bool = False) -> Any:
         """Return torchvision's data set of one split."""
-        from torchvision import datasets  # a second to import, and needed once only
+        # Imported here since it takes a second, and is needed only once on a machine.
+        from torchvision import datasets
 
         return getattr(datasets, type(self).__name__)(self.root, train=train, download=download)
 
     @property
     def root(self) -> Path:
-        """The folder that torchvision is given."""
+        """The folder in which torchvision looks for its own folder."""
         if not self.data_dir:
             return self.cache_root / "downloads"
         return Path(self.data_dir).expanduser().resolve()
@@ -45,10 +57,16 @@ class TorchvisionSource(Source):
         return all((folder / name).is_file() for name in self.files)
 
     def fetch(self) -> None:
-        """Download what is missing; many processes that ask together download once."""
+        """Download the files unless all are present; of several processes one downloads.
+
+        Raises
+        ------
+        DataError
+            If ``data_dir`` is no folder, or the download fails.
+        """
         if self._is_present():
             return
-        if self.data_dir and not self.root.is_dir():  # torchvision would make it.
+        if self.data_dir and not self.root.is_dir():  # Torchvision would make a mistyped folder.
             raise DataError(f"data-dir = {self.data_dir!r}: there is no such folder")
         lock = self.cache_root / f"download-{self.title.lower()}.lock"
         with cache_errors(self.cache_root), exclusive_lock(lock):
@@ -57,8 +75,8 @@ class TorchvisionSource(Source):
             logger.info("downloading %s to %s", self.title, self.root)
             try:
                 self._open(train=True, download=True)
-            except Exception as error:  # torchvision documents none: network, disk and checksum
-                reason = " ".join(str(error).split())  # torchvision's has many lines
+            except Exception as error:  # Torchvision documents no errors of network or disk.
+                reason = " ".join(str(error).split())  # Torchvision's text has many lines.
                 raise DataError(
                     f"{self.title} is not in {self.root} and could not be downloaded there "
                     f"({reason}). To use a copy, put {', '.join(self.files)} into "
@@ -67,7 +85,7 @@ class TorchvisionSource(Source):
                 ) from error
 
     def identity(self) -> dict[str, object]:
-        """Return the folder with every file's size and time of change."""
+        """Return the folder, and every file's size and time of change."""
         files = []
         for name in self.files:
             stat = (self.root / self.folder / name).stat()
@@ -81,7 +99,7 @@ class TorchvisionSource(Source):
             test = self._open(train=False)
             train_split = _raw_split(train)
             test_split = _raw_split(test)
-        except Exception as error:  # torchvision documents none: what a damaged file provokes
+        except Exception as error:  # Torchvision documents no errors: a damaged file may raise any.
             raise DataError(
                 f"{self.title} in {self.root / self.folder} is damaged ({error}); remove that "
                 "folder to have it downloaded again"
@@ -97,6 +115,7 @@ class TorchvisionSource(Source):
 
 
 def _raw_split(dataset: Any) -> RawSplit:
+    """Return one split of a torchvision data set, with the channels first."""
     pixels = np.asarray(dataset.data)  # [n, h, w] or [n, h, w, c]
     is_grey = pixels.ndim == 3
     images = pixels[:, None] if is_grey else pixels.transpose(0, 3, 1, 2)  # [n, c, h, w]
@@ -105,7 +124,7 @@ def _raw_split(dataset: Any) -> RawSplit:
 
 
 class FashionMNIST(TorchvisionSource):
-    """28x28 greyscale photographs of ten kinds of clothes, 60,000 and 10,000 (Zalando, 2017)."""
+    """Photographs of ten kinds of clothes, 28x28, grey: 60,000 and 10,000 (Zalando, 2017)."""
 
     title = "Fashion-MNIST"
     folder = "FashionMNIST/raw"
@@ -119,7 +138,7 @@ class FashionMNIST(TorchvisionSource):
 
 
 class CIFAR10(TorchvisionSource):
-    """32x32 colour photographs of ten kinds of things, 50,000 and 10,000 (Krizhevsky, 2009)."""
+    """Photographs of ten kinds of things, 32x32, colour: 50,000 and 10,000 (Krizhevsky, 2009)."""
 
     title = "CIFAR-10"
     folder = "cifar-10-batches-py"
