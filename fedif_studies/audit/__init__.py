@@ -1,1 +1,1 @@
-"""The evidence that a valuation is right: detection, removal, manipulation, stability."""
+"""Audits of valuations: agreement, removal, detection, manipulation and stability."""

@@ -1,4 +1,4 @@
-"""The federations that an audit looks at: honest ones, attacks, and games for a larger share."""
+"""The cases of an audit: honest federations, attacks, and games for a larger share."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from fedif_studies.audit.members import AuditMember, AuditTask
 Case = Callable[[AuditTask, int], list[AuditMember]]
 """Returns the members of a federation for a task and a seed."""
 Play = Callable[[AuditTask, Sequence[AuditMember]], list[AuditMember]]
-"""Takes those who play a game, and returns what they are instead: as many, or more."""
+"""Takes the players of a game and returns the members in their place: as many, or more."""
 Change = Callable[[AuditTask, AuditMember], Mapping[str, Any]]
-"""Returns a player's new values, by the name of the field that they replace."""
-IDENTITIES = 5  # So many names that one owner appears under.
-_FEW = 0.1  # The share of its examples that a member with few of them has.
+"""Returns new values for a player's fields of :class:`AuditMember`, by the field's name."""
+IDENTITIES = 5  # The number of identities under which one owner takes part.
+_FEW = 0.1  # The share of its examples that a member in the case "few examples" keeps.
 
 
 class Game(NamedTuple):
-    """What some members do for a larger share, and how many play it."""
+    """What some members do for a larger share, and how many members play."""
 
     play: Play
     num_players: int = 1
@@ -52,7 +52,7 @@ class Game(NamedTuple):
 
 @dataclass
 class NoisyUpdate(Behaviour):
-    """Sends its honest update and noise that is ``factor`` > 0 times as long."""
+    """Sends its honest update plus noise that is ``factor`` > 0 times as long as the update."""
 
     factor: float = 0.5
 
@@ -63,15 +63,15 @@ class NoisyUpdate(Behaviour):
 
 
 def let_play(task: AuditTask, players: Sequence[int], play: Play) -> list[AuditMember]:
-    """Return a task's members once some have played; members whom a game adds come last.
+    """Return a task's members with the players replaced; members that the game adds come last.
 
-    All who play are marked, unless the game marks some of them.
+    All who play are marked, unless the game itself marks some of them.
     """
     members = list(task.members)
     after_play = play(task, [members[index] for index in players])
     if not any(member.is_marked for member in after_play):
         after_play = [replace(member, is_marked=True) for member in after_play]
-    # A game may return more than play: the first of them take the players' places.
+    # A game may return more members than play: the first ones take the players' places.
     for index, member in zip(players, after_play, strict=False):
         members[index] = member
     added = after_play[len(players) :]
@@ -79,7 +79,7 @@ def let_play(task: AuditTask, players: Sequence[int], play: Play) -> list[AuditM
 
 
 def case_of_game(play: Play, count: int = 1) -> Case:
-    """Let ``count`` members play: the one with the seed's number, and those who follow it."""
+    """Return the case in which ``count`` members play: member number ``seed`` and the next ones."""
 
     def members(task: AuditTask, seed: int) -> list[AuditMember]:
         m = task.config.num_clients
@@ -90,7 +90,7 @@ def case_of_game(play: Play, count: int = 1) -> Case:
 
 
 def play_each(change: Change) -> Play:
-    """Let every player change by itself."""
+    """Return the game in which every player changes its own fields."""
 
     def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         return [replace(member, **change(task, member)) for member in players]
@@ -99,7 +99,10 @@ def play_each(change: Change) -> Play:
 
 
 def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False) -> Case:
-    """Let the players share one behaviour; if ``alike``, each claims the mean of their examples."""
+    """Return the case in which ``count`` players share one behaviour object.
+
+    If ``alike``, each of them claims the mean of their numbers of examples.
+    """
 
     def play(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         behaviour = build()
@@ -113,14 +116,20 @@ def sends(build: Callable[[], Behaviour], count: int = 1, *, alike: bool = False
 
 
 def _claim(factor: float, task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
-    """Claim so many times the examples, at most ten times the median as strategies bound it."""
+    """Claim ``factor`` times one's examples, but at most ten times the median.
+
+    A run bounds claims in the same way.
+    """
     claims = torch.tensor([other.claimed for other in task.members])
     most = 10.0 * float(claims.median())
     return {"claimed": min(factor * member.claimed, most)}
 
 
 def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
-    """Take part in the first rounds only, claim more there and send longer updates."""
+    """Return the case of a member that takes part in the first ``count`` rounds only.
+
+    There it claims ``claim`` times its examples, and sends ``length`` times its update.
+    """
     behaviour = HonestScaling(length)
 
     def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
@@ -130,7 +139,10 @@ def _first_rounds(count: int, claim: float = 1.0, length: float = 1.0) -> Case:
 
 
 def _three_identities(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
-    """Appear as three, each with all the data and noise of its own, half as long as its update."""
+    """Take part under three identities, each with all of the data.
+
+    Each sends its update with noise of its own, which is half as long as the update.
+    """
     owner = players[0]
     count = len(task.members)
     identities = (owner.identity, count, count + 1)
@@ -139,7 +151,7 @@ def _three_identities(task: AuditTask, players: Sequence[AuditMember]) -> list[A
 
 @dataclass
 class LongAndNoisy(NoisyUpdate):
-    """Sends its honest update ``length`` > 0 times as long, and noise ``factor`` times as long."""
+    """Sends ``length`` > 0 times its honest update, plus noise ``factor`` times as long as that."""
 
     length: float = 1.5
 
@@ -150,7 +162,7 @@ class LongAndNoisy(NoisyUpdate):
 
 
 def _all_at_once(noise: float) -> Play:
-    """Appear as three that claim twice their examples and send longer updates with noise."""
+    """Return the game of three identities that claim twice, and send longer updates with noise."""
 
     def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         claim = _claim(2.0, task, players[0])
@@ -164,11 +176,14 @@ def _all_at_once(noise: float) -> Play:
 
 
 def _lowering(*, marks_victim: bool) -> Play:
-    """Let the first lower what the second is credited with, and mark one of the two."""
+    """Return the game in which one player lowers what the other is credited with.
+
+    Either the victim is marked or the attacker is.
+    """
 
     def play(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         behaviour = LowersAnother()
-        # Members in league are asked in the order of their identities: the first does the harm.
+        # Colluding members act in the order of their identities, and the first one is the attacker.
         first = min(member.identity for member in players)
         pair = []
         for member in players:
@@ -181,12 +196,12 @@ def _lowering(*, marks_victim: bool) -> Play:
 
 
 def _synthetic(_: AuditTask, __: AuditMember, *, alone: bool) -> Mapping[str, Any]:
-    """Train on a small synthetic batch that covers all labels, beside one's data or alone."""
+    """Train on a small synthetic batch of all labels, beside one's data or (``alone``) instead."""
     return {"behaviour": SyntheticBatch(alone=alone)}
 
 
 def _five_identities(_: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
-    """Appear as five, which send the owner's update and share its examples."""
+    """Take part under five identities, which send the owner's update and divide its examples."""
     owner = players[0]
     identity = replace(owner, claimed=owner.claimed / IDENTITIES)
     return [identity] * IDENTITIES
@@ -199,7 +214,7 @@ def _copy(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
 
 
 def _take_validation(task: AuditTask, _: AuditMember) -> Mapping[str, Any]:
-    """Train on the server's validation split, which data set and seed give away."""
+    """Train on the server's validation split, which follows from the data set and the seed."""
     validation_rows = task.test_rows[0]
     pixels, labels = task.examples(task.dataset.test, validation_rows)
     return {"pixels": pixels, "labels": labels}
@@ -208,26 +223,26 @@ def _take_validation(task: AuditTask, _: AuditMember) -> Mapping[str, Any]:
 def _mislabelled(
     build: Callable[[], Behaviour], task: AuditTask, member: AuditMember
 ) -> dict[str, Any]:
-    """Have wrong labels alone, and a behaviour."""
+    """Have only wrong labels, and behave as ``build()`` does."""
     generator = torch_generator("audit-mislabelled", task.config.seed, member.identity)
     labels = flip_labels(member.labels, len(task.dataset.classes), 1.0, generator)
     return {"labels": labels, "behaviour": build()}
 
 
 def _few_examples(_: AuditTask, member: AuditMember) -> Mapping[str, Any]:
-    """Hold the first share of one's part, at least one example."""
+    """Keep the first tenth of one's examples, at least one."""
     n = max(round(_FEW * len(member.labels)), 1)
     return {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
 
 
 def case_of_marked(change: Change, share: float = 0.3) -> Case:
-    """Let a share of the members, drawn by the seed, change."""
+    """Return the case in which a share of the members, drawn by the seed, changes."""
     play = play_each(change)
     return lambda task, seed: let_play(task, task.marked(seed, share), play)
 
 
 def case_of_attack(name: str, share: float = 0.3) -> Case:
-    """Let a share of the members behave as a run config's ``attack`` says."""
+    """Return the case in which a share of the members makes an attack, named as in a run config."""
 
     def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:
         config = task.config.replace(attack=name)
@@ -251,7 +266,7 @@ THREATS: Mapping[str, Case] = {
     "few examples": case_of_marked(_few_examples),
     "backdoor": case_of_attack("pixel-trigger"),
 }
-# Which game is played, and by how many: `fedif_studies.games` plays them in whole runs, too.
+# Games that `fedif_studies.games` plays in whole runs, too.
 PLAYS: Mapping[str, Game] = {
     LOWERS: Game(_lowering(marks_victim=False), 2),
     LOWERED: Game(_lowering(marks_victim=True), 2),

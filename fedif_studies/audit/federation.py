@@ -1,4 +1,4 @@
-"""Federations in this process, whose rounds are kept for valuations to look at."""
+"""Federations in this process, whose rounds are kept so that valuations can be compared."""
 
 from __future__ import annotations
 
@@ -33,10 +33,26 @@ from fedif_studies.audit.members import AuditMember, AuditTask
 
 @dataclass(frozen=True)
 class AuditStep:
-    """A round: its updates, the weights and coefficients they were given, and held-out data.
+    """A round of an audited federation, with m participants.
 
-    ``past`` are the global steps before it; ``paying`` is held-out data by which nothing was
-    weighed. ``updates.client_ids`` are places in the list of all ``num_members`` members.
+    Attributes
+    ----------
+    updates : RoundUpdates
+        The round's updates. ``updates.client_ids`` are indices into the list of all members.
+    weights : Tensor
+        ``[m]``, float64: the weights, without what only changes the lengths of updates.
+    coefficients : Tensor
+        ``[m]``, float64: what the updates were multiplied by in the step.
+    validation : Validation
+        The held-out data that the rule weighs by.
+    paying : Validation
+        Other held-out data, by which nothing was weighed.
+    past : PastSteps
+        The global steps before this one.
+    num_members : int
+        The number of members of the federation, >= m.
+    length_factors : Tensor, optional
+        ``[m]``: by how much updates were shortened or lengthened; ``None`` if none was.
     """
 
     updates: RoundUpdates
@@ -46,11 +62,11 @@ class AuditStep:
     paying: Validation
     past: PastSteps
     num_members: int
-    length_factors: Tensor | None = None  # [m], by how much updates were shortened or lengthened
+    length_factors: Tensor | None = None  # [m]
 
     @property
     def start(self) -> Tensor:
-        """The parameters ``[d]`` before it."""
+        """The parameters ``[d]`` before the step."""
         return self.updates.global_params
 
     @property
@@ -60,12 +76,15 @@ class AuditStep:
 
     @cached_property
     def taken(self) -> Tensor:
-        """The step ``[d]``."""
+        """The step ``[d]``: the sum of the updates times their coefficients."""
         return combine(torch.zeros_like(self.start), self.rows, self.coefficients)
 
     @cached_property
     def game(self) -> Tensor:
-        """What each coalition gains ``[2**m]`` if its members' parts of the step are put in."""
+        """Minus the loss ``[2**m]`` after each coalition's part of the step, on validation data.
+
+        A coalition's part is the sum of its members' updates times their coefficients.
+        """
         masks = all_coalitions(len(self.rows)).to(self.rows)  # [2**m, m]
         losses = []
         for coefficients in masks * self.coefficients.to(self.rows):
@@ -75,23 +94,23 @@ class AuditStep:
 
     @cached_property
     def projections(self) -> Projections:
-        """Inner products and squared norms, from one gradient that all valuations share."""
+        """The updates' inner products with the gradient, and squared norms, taken only once."""
         gradient = self.validation.gradient(self.start)
         return project_updates(self.rows, gradient, self.updates.squared_norms)
 
 
 Rule = Callable[[RoundUpdates], Aggregation]
-"""Gives a round's updates weights ``[m]``; without ``applied`` they are what is applied."""
+"""Gives a round's updates weights ``[m]``, which are their coefficients if ``applied`` is None."""
 
 
 def as_run(strategy: ScreenedStrategy) -> Rule:
-    """Return a strategy's coefficients as a run of it applies them, with its bounds."""
+    """Return a rule that aggregates a round as a run with this strategy does, bounds included."""
     strategy.stages.begin(strategy.validation)
 
     def rule(updates: RoundUpdates) -> Aggregation:
         try:
             _, aggregation = strategy.aggregate(updates)
-        except ValuationError:  # The round fails and the model stays.
+        except ValuationError:  # In a run, the round fails and the model stays as it is.
             return Aggregation(torch.zeros(updates.num_clients, dtype=torch.float64))
         return aggregation
 
@@ -124,12 +143,12 @@ STRATEGIES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedIF": _fedif,
     "influence descent": _influence_descent,
 }
-# Without bounds, so that they differ by their weights alone.
+# Rules without bounds, so that they differ in their weights alone.
 RULES: Mapping[str, Callable[[Validation], Rule]] = {
     "FedAvg": _fedavg,
     "FedIF": _unbounded_fedif,
     "RFA": lambda _: RFA(),
-    # The fifth that lies farthest from its neighbours is left out: two of ten.
+    # The fifth of the updates that is farthest from its neighbours is left out: two of ten.
     "Multi-Krum": lambda _: MultiKrum(malicious_fraction=0.2),
     "influence descent": _unbounded_descent,
 }
@@ -148,15 +167,15 @@ def federate(
     Parameters
     ----------
     task : AuditTask
-        Model, splits, rounds and local training.
+        The model, the splits, the rounds and local training.
     members : sequence of AuditMember
-        Empty: nobody trains.
+        The members; without any, the model is not trained.
     seed : int
-        The model's first parameters and the order of the members' examples.
-    rule : callable
-        How a round is combined; default: by FedAvg.
+        Seeds the model's first parameters, the order of the members' examples, and who is drawn.
+    rule : callable, optional
+        Weighs a round's updates; by default FedAvg.
     per_round : int, optional
-        How many members are drawn for a round, >= 1. Default: all.
+        How many members are drawn for a round, >= 1; by default all.
     """
     model = task.new_model(seed)
     params = vector_of(model)
@@ -193,7 +212,7 @@ def federate(
 def _draw(
     members: Sequence[AuditMember], seed: int, server_round: int, per_round: int | None
 ) -> list[int]:
-    """Return which members a round asks, in their order: those drawn who still take part."""
+    """Return the members of a round, in their order: those who are drawn and still take part."""
     order = numpy_generator("audit-drawn", seed, server_round).permutation(len(members))
     drawn = sorted(order[:per_round].tolist())
     return [index for index in drawn if members[index].takes_part(server_round)]
@@ -207,7 +226,7 @@ def _train(
     seed: int,
     server_round: int,
 ) -> RoundUpdates:
-    """Return the updates of those drawn, once those in league have agreed on theirs."""
+    """Return the updates of the members drawn, after colluding members have changed theirs."""
     rows = torch.stack([trainers[index].update(params, server_round) for index in drawn])
     acting = [members[index] for index in drawn]
     collude(acting, params, rows, torch_generator("audit-collusion", seed, server_round))
@@ -226,8 +245,11 @@ def _train(
 def collude(
     members: Sequence[AuditMember], received: Tensor, rows: Tensor, generator: torch.Generator
 ) -> None:
-    """Replace the updates ``[m, d]`` of members in league, who share one behaviour, in place."""
-    leagues: dict[int, list[int]] = {}  # Rows of members, by the behaviour that they share.
+    """Replace, in place, the rows of updates ``[m, d]`` that belong to colluding members.
+
+    Members collude if they share one :class:`Colluder` object.
+    """
+    leagues: dict[int, list[int]] = {}  # The members' rows, by the id of the shared object.
     for index, member in enumerate(members):
         if isinstance(member.behaviour, Colluder):
             leagues.setdefault(id(member.behaviour), []).append(index)
@@ -238,7 +260,19 @@ def collude(
 
 
 class Trainer:
-    """A member's side: what it trains on, and what it sends."""
+    """The client side of a member: its data, as its behaviour changes them, and its updates.
+
+    Parameters
+    ----------
+    task : AuditTask
+        The model's inputs, the classes and local training.
+    member : AuditMember
+        The member.
+    model : nn.Module
+        The model to train. All members of a federation use the same one, one after the other.
+    seed : int
+        The federation's seed.
+    """
 
     def __init__(self, task: AuditTask, member: AuditMember, model: nn.Module, seed: int) -> None:
         self._member = member
@@ -247,7 +281,8 @@ class Trainer:
         self._normalize = task.transformed
         self._training = task.config.part(TrainingConfig)
         self._memory: dict[str, Tensor] = {}
-        # Data are spoilt once, by the task's seed: they stay the same whatever the run's seed.
+        # Labels and examples are poisoned once, by the task's seed, so that they are the same in
+        # federations of all seeds.
         classes = len(task.dataset.classes)
         label_generator = torch_generator("audit-labels", task.config.seed, member.identity)
         labels = member.behaviour.poison_labels(member.labels, classes, label_generator)
@@ -257,11 +292,11 @@ class Trainer:
         )
 
     def generator(self, server_round: int) -> torch.Generator:
-        """Return what decides the order of its examples in a round."""
+        """Return the generator of the order of its examples in a round."""
         return self._generator("audit-training", server_round)
 
     def update(self, params: Tensor, server_round: int) -> Tensor:
-        """Return the member's update ``[d]`` of ``params`` [d]."""
+        """Return the update ``[d]`` that the member sends once it has received ``params`` [d]."""
         behaviour = self._member.behaviour
         vector_to_parameters(params.clone(), self._model.parameters())
         pixels = behaviour.poison_inputs(
@@ -288,5 +323,5 @@ class Trainer:
 
 
 def vector_of(model: nn.Module) -> Tensor:
-    """Return a copy of a model's parameters, ``[d]``: of the built-in ones, all are trained."""
+    """Return a copy of a model's parameters, ``[d]``; in the built-in models all are trained."""
     return parameters_to_vector(model.parameters()).detach().clone()

@@ -1,4 +1,4 @@
-"""What an audit's measurements say: one line for each question and valuation."""
+"""The findings of an audit: a figure for each question, case and valuation."""
 
 from __future__ import annotations
 
@@ -26,18 +26,21 @@ from fedif_studies.audit.lines import (
 from fedif_studies.audit.removal import RETRAINED_VALUES, removal_curves
 from fedif_studies.audit.valuations import EXACT, shapley_of
 
-CEILING = "another seed's retraining"
+CEILING = "another seed's retraining"  # How well retraining agrees with itself, see _retraining.
 GAIN = "share after / before"
 DETECTION = "detection, ROC-AUC"
 AREA = "area between removal curves"
 BETWEEN_RULES = "two rules, Spearman"
 Correlation = Callable[[Tensor, Tensor], float]
 Scores = Iterator[tuple[str, str, str, Sequence[float]]]
-"""Questions, cases, valuations, and the figures of some federations."""
+"""Yields a question, a case, a valuation, and the figures of federations, NaN if undefined."""
 
 
 class AuditFinding(NamedTuple):
-    """One figure: to which question, of which case and valuation; over how many federations."""
+    """One figure: the answer to a question for a case and a valuation.
+
+    ``federations`` is the number of federations (or pairs of these) that ``value`` averages.
+    """
 
     question: str
     case: str
@@ -46,27 +49,27 @@ class AuditFinding(NamedTuple):
     federations: int
 
     def rounded(self) -> AuditFinding:
-        """Return it with as many digits as are written."""
+        """Return the finding with its value rounded as it is written."""
         return self._replace(value=round(self.value, 6))
 
     def words_of_few(self, seeds: int) -> str:
-        """Return ``"n of m seeds"`` where it is over fewer than ``seeds``; empty otherwise."""
+        """Return ``"n of m seeds"`` if it averages n < m seeds, with m = ``seeds``; else empty."""
         if self.federations < seeds:
             return f"{self.federations} of {seeds} seeds"
         return ""
 
 
 def seeds_of_gains(all_findings: Iterable[AuditFinding]) -> int:
-    """Return over how many seeds a gain is where all have one."""
+    """Return the largest number of seeds that a gain averages: that of a gain without gaps."""
     gains = [finding.federations for finding in all_findings if finding.question == GAIN]
     return max(gains, default=0)
 
 
 def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
-    """Return every figure that the lines of values and of retraining are enough for."""
+    """Return every figure that can be computed from the lines of values and of retraining."""
     values = values_of(measured)
     names = list(dict.fromkeys(valuation for valuation, _case, _rule in values))
-    names.sort(key=lambda name: name == EXACT)  # Others are measured against it: it comes last.
+    names.sort(key=lambda name: name == EXACT)  # The reference for the others comes last.
     answers = []
     for question, case, name, figures in _all_scores(values, names, retrained):
         defined = [figure for figure in figures if not math.isnan(figure)]
@@ -77,7 +80,7 @@ def findings(measured: Lines, retrained: Lines) -> list[AuditFinding]:
 
 
 def _all_scores(values: Values, names: Sequence[str], retrained: Lines) -> Scores:
-    """Ask every valuation everything."""
+    """Yield the figures of every question for every valuation."""
     for name in names:
         yield from _scores(values, name)
     cases = {line["case"] for line in retrained}
@@ -87,15 +90,15 @@ def _all_scores(values: Values, names: Sequence[str], retrained: Lines) -> Score
 
 
 def _average(question: str, figures: Sequence[float]) -> float:
-    """Return the mean over federations; of gains the median."""
+    """Return the mean over federations, or for gains, the median."""
     if question == GAIN:
-        # One federation in which a player had next to nothing would carry a mean away.
+        # If a player had almost nothing in one federation, its factor there would dominate a mean.
         return statistics.median(figures)
     return statistics.fmean(figures)
 
 
 def _scores(values: Values, name: str) -> Scores:
-    """Ask of a valuation what the rounds themselves answer."""
+    """Yield a valuation's figures that need no retraining."""
     yield from _in_run(values, name)
     for case in THREATS:
         federations = values.get((name, case, "FedAvg"), {})
@@ -118,7 +121,7 @@ def _scores(values: Values, name: str) -> Scores:
 
 
 def _in_run(values: Values, name: str) -> Scores:
-    """Ask how well a valuation agrees with the exact one of the same rounds."""
+    """Yield a valuation's correlations with the exact in-run values of the same rounds."""
     if name == EXACT:
         return
     for case, (kind, correlation) in itertools.product(RETRAINED, CORRELATIONS.items()):
@@ -128,7 +131,10 @@ def _in_run(values: Values, name: str) -> Scores:
 
 
 def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
-    """Return how alike an honest federation's values are under every two rules, for each seed."""
+    """Return rank correlations of honest members' values under two rules.
+
+    There is one for each seed, by the name of the pair of rules.
+    """
     scores = {}
     for first, second in itertools.combinations(RULES, 2):
         under_first = values.get((name, HONEST, first), {})
@@ -138,18 +144,23 @@ def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
 
 
 def _compare(correlation: Correlation, first: BySeed, second: BySeed) -> list[float]:
-    """Return how alike members' values are in federations of the same seed."""
+    """Return the correlation of members' values for each seed that both have."""
     seeds = first.keys() & second.keys()
     return [correlation(first[seed].values, second[seed].values) for seed in seeds]
 
 
 def pair_of(first: str, second: str) -> str:
-    """Return what two rules are called."""
+    """Return the name of a pair of rules."""
     return f"{first} and {second}"
 
 
 def _retraining(values: Values, names: Iterable[str], case: str, lines: Lines) -> Scores:
-    """Ask what federations of every coalition, trained from scratch, answer."""
+    """Yield figures from federations of every coalition, trained from scratch.
+
+    For each valuation, they are the correlation with the Shapley values of retraining, and the area
+    between removal curves. The ceilings are the same figures for retraining itself: correlations
+    between its seeds, and the area by its own values.
+    """
     exact = [shapley_of(-losses) for losses in coalition_figures(lines, case, "test_loss")]
     mean = torch.stack(exact).mean(dim=0)
     accuracy = torch.stack(coalition_figures(lines, case, "test_accuracy")).mean(dim=0)  # [2**m]
@@ -166,11 +177,11 @@ def _retraining(values: Values, names: Iterable[str], case: str, lines: Lines) -
 
 
 def _gain(before: MemberValues, after: MemberValues) -> float:
-    """Return by which factor players change their share, 1 is none.
+    """Return by which factor a game changes the share of those marked in it; 1 for no change.
 
-    NaN where they had nothing, or where nobody has anything once they play.
+    NaN if they had no positive share without the game, or if nobody has one with it.
     """
-    # Identities that an owner adds come last.
+    # Identities that a player adds come last, and have no value in the honest federation.
     players = after.marked[: len(before.values)]
     honest_share = _share(before.values, players)
     if not honest_share > 0:
@@ -179,7 +190,7 @@ def _gain(before: MemberValues, after: MemberValues) -> float:
 
 
 def _share(values: Tensor, chosen: Tensor) -> float:
-    """Return the chosen members' share of what is positive; NaN where nothing is."""
+    """Return the chosen members' share of all positive values; NaN if no value is positive."""
     positive = values.clamp_min(0.0)
     total = float(positive.sum())
     if not total > 0:
@@ -188,12 +199,12 @@ def _share(values: Tensor, chosen: Tensor) -> float:
 
 
 def _every_pair(correlation: Correlation, values: Sequence[Tensor]) -> list[float]:
-    """Return how alike every two of some members' values ``[m]`` are."""
+    """Return the correlations of every two tensors of members' values ``[m]``."""
     return [correlation(a, b) for a, b in itertools.combinations(values, 2)]
 
 
 def _area_under_roc(values: Tensor, marked: Tensor) -> float:
-    """Return how well low values ``[m]`` point to the marked; NaN if all or none are."""
+    """Return the AUC of low values ``[m]`` as a sign of ``marked``; NaN if all are, or none is."""
     area = auc_of_low(values.tolist(), marked.tolist())
     if area is None:
         return math.nan
@@ -206,7 +217,10 @@ def pearson(a: Tensor, b: Tensor) -> float:
 
 
 def spearman(a: Tensor, b: Tensor) -> float:
-    """Return the correlation of ranks, the mean one of equal values; NaN if one does not vary."""
+    """Return the correlation of ranks; equal values have their mean rank.
+
+    It is NaN if one of the tensors does not vary.
+    """
     from scipy.stats import rankdata
 
     ranks_of_a = torch.from_numpy(rankdata(a.numpy()))

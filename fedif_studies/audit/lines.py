@@ -1,4 +1,4 @@
-"""The lines that an audit wrote, as numbers: members' values, and what coalitions reached."""
+"""Reads the lines that an audit wrote: members' values, and coalitions' losses and accuracies."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fedif_studies.audit.cases import HONEST
 from fedif_studies.lab.table import grouped
 
 Lines = Sequence[Mapping[str, str]]
-"""Rows of a file."""
+"""Rows of a CSV file."""
 
 
 class MemberValues(NamedTuple):
-    """The members' values ``[m]`` in one federation, and who is marked ``[m]``, bool."""
+    """The members' values ``[m]`` in one federation, and which are marked: ``[m]``, bool."""
 
     values: Tensor
     marked: Tensor
@@ -25,7 +25,7 @@ class MemberValues(NamedTuple):
 
 BySeed = Mapping[int, MemberValues]
 Values = Mapping[tuple[str, str, str], BySeed]
-"""By valuation, case and rule, and by seed."""
+"""Members' values by (valuation, case, rule), then by seed."""
 
 
 def values_of(lines: Lines) -> Values:
@@ -43,14 +43,14 @@ def _column_of(lines: Lines, column: str) -> Tensor:
 
 
 def _federation_of(line: Mapping[str, str]) -> tuple[str, str, str, int]:
-    """Return which valuation of which federation a member's line is of."""
+    """Return the valuation and the federation (case, rule, seed) that a line belongs to."""
     return line["valuation"], line["case"], line["rule"], int(line["seed"])
 
 
 def missing_federations(lines: Lines) -> str:
-    """Return how many federations have no values that others of their kind have in that seed.
+    """Return a sentence on how many federations have no lines, with a space before it.
 
-    A sentence with a space before it; empty where all are there.
+    Every case and rule should have lines for every seed that appears. If all have, it is empty.
     """
     kinds = set()
     seeds = set()
@@ -68,17 +68,20 @@ def missing_federations(lines: Lines) -> str:
 
 
 def coalition_figures(lines: Lines, case: str, column: str) -> list[Tensor]:
-    """Return each seed's figures ``[2**m]`` of every coalition that was trained from scratch."""
+    """Return a column's figures ``[2**m]`` for each seed, one for each retrained coalition.
+
+    Lines have to be in the order of coalitions.
+    """
     of_case = [line for line in lines if line["case"] == case]
     by_seed = grouped(of_case, lambda line: line["seed"])
     return [_column_of(coalitions, column) for coalitions in by_seed.values()]
 
 
 def same_members(values: Values, name: str, case: str) -> BySeed:
-    """Return a valuation's federations whose members are those of the retrained coalitions.
+    """Return a valuation's federations that have the same members as the retrained coalitions.
 
-    Coalitions were trained of the members that seed 0 marks. Other seeds mark other members; where
-    nobody is marked, all federations have the same.
+    Coalitions are trained with the members that misbehave with seed 0. With other seeds, other
+    members misbehave; in the honest case all federations have the same members.
     """
     federations = values.get((name, case, "FedAvg"), {})
     if case == HONEST:

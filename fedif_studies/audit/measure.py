@@ -1,7 +1,7 @@
-"""What an audit measures, line by line: values of members, and federations trained from scratch.
+"""Measures an audit: the values of members, and coalitions' federations trained from scratch.
 
-Lines are written as soon as a federation is done, and never measured twice: an audit may be stopped
-at any time.
+Lines are written as soon as a federation is done. An audit that was stopped goes on without
+measuring them again.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedif_studies.rows import Row
 CONFIG = "config.json"
 VALUES = "values.csv"
 RETRAINING = "retraining.csv"
-MOST_MEMBERS = 12  # All coalitions of so many are still looked at.
-RETRAINING_SEEDS = 3
-_AT_ONCE = 256  # Coalitions side by side.
+MOST_MEMBERS = 12  # 2**12 coalitions can still be evaluated.
+RETRAINING_SEEDS = 3  # How often each coalition is trained from scratch.
+_AT_ONCE = 256  # The number of coalitions that are trained as one batch.
 
 
 def measure(
@@ -43,32 +43,33 @@ def measure(
     retrain: bool = True,
     again: bool = False,
 ) -> bool:
-    """Measure the federations that have no row, and return whether all are there.
+    """Measure the federations that have no row, and return whether all have rows now.
 
     Parameters
     ----------
     task : AuditTask
-        What the federations are about.
+        The data, the model and the members of all federations.
     folder : Path
-        Where lines go, and beside them the configuration.
+        The folder of the lines and of the audit's settings.
     valuations : sequence of str
         Names in :data:`~fedif_studies.audit.valuations.VALUATIONS`.
     cases : sequence of str
         Names in :data:`~fedif_studies.audit.cases.CASES`.
     seeds : int
-        How many, >= 1.
+        The number of seeds, >= 1.
     retrain : bool
-        Also train all coalitions from scratch, of those of the cases of which that is asked.
+        Also train all coalitions from scratch, for the cases that are in ``RETRAINED``.
     again : bool
-        Measure what has a row, too.
+        Also measure federations that have a row.
 
     Raises
     ------
     ConfigError
-        If there are too many members to look at all coalitions, the lines that are there are of
-        another configuration, or the code is not committed.
+        If there are too many members to evaluate all coalitions, the folder holds an audit of other
+        settings, or the code is not committed.
     GridInterrupted
-        If a signal asked for an end; the same call goes on from there.
+        If a signal stops it. The same call then measures what is left, or with ``again``, all once
+        more.
     """
     count = task.config.num_clients
     allowed = f"at most {MOST_MEMBERS}: all coalitions are looked at"
@@ -85,9 +86,9 @@ def measure(
 
 
 def _require_same_settings(folder: Path, task: AuditTask) -> None:
-    """Note what an audit is of in its folder; raise ``ConfigError`` if it holds another's.
+    """Write an audit's settings into its folder; raise ``ConfigError`` if it holds other ones.
 
-    That is its settings, its data, and the code beside the library that they name.
+    They include a hash of the data, and of code outside the library that the settings name.
     """
     identity = identity_of(task.server)
     if task.images:
@@ -97,7 +98,7 @@ def _require_same_settings(folder: Path, task: AuditTask) -> None:
         file.write(dict(sorted(identity.items())))
         return
     noted = file.read()
-    # Audits of earlier versions noted no data; what has a name is the same images everywhere.
+    # Earlier versions did not write the data's hash. A data set with a name is the same everywhere.
     if "data" not in noted and task.config.dataset != "image-folder":
         noted["data"] = identity["data"]
     for name in sorted(noted.keys() | identity.keys()):
@@ -109,7 +110,7 @@ def _require_same_settings(folder: Path, task: AuditTask) -> None:
 
 
 def _cells(cases: Sequence[str], seeds: int) -> list[Row]:
-    """Return the federations to value: all cases with FedAvg, the honest one with every rule."""
+    """Return the federations to value: every case with FedAvg, the honest one with every rule."""
     runs = [(case, "FedAvg") for case in cases]
     if HONEST in cases:
         runs += [(HONEST, rule) for rule in RULES if rule != "FedAvg"]
@@ -120,7 +121,7 @@ def _cells(cases: Sequence[str], seeds: int) -> list[Row]:
 
 
 def _retrained_cells(cases: Sequence[str]) -> list[Row]:
-    """Return the federations of which all coalitions train from scratch, of these cases."""
+    """Return the cases, among these, whose coalitions are trained from scratch, by seed."""
     cells: list[Row] = []
     for seed in range(RETRAINING_SEEDS):
         cells += [{"case": case, "seed": seed} for case in RETRAINED if case in cases]
@@ -128,12 +129,12 @@ def _retrained_cells(cases: Sequence[str]) -> list[Row]:
 
 
 def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
-    """Return all valuations' values of one federation's members."""
+    """Return a row for each valuation and member of one federation."""
     seed = cell["seed"]
     members = CASES[cell["case"]](task, seed)
     rule = RULES[cell["rule"]](task.server.validation)
     _, steps = federate(task, members, seed=seed, rule=rule)
-    # A game may add members: of more than these, nobody waits for all coalitions.
+    # A game may add members. With more than MOST_MEMBERS, all coalitions would take too long.
     left_out = ALL_COALITIONS if len(members) > MOST_MEMBERS else ()
     rows: list[Row] = []
     for name in valuations:
@@ -147,8 +148,11 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
 
 
 def _retrained(task: AuditTask, cell: Row) -> list[Row]:
-    """Train all coalitions of a case, and return what they reach; bit i: member i."""
-    # The same members misbehave with every seed: what differs is the training alone.
+    """Train all coalitions of a case, and return a row with the test figures of each.
+
+    The rows are in the order of coalitions; bit i of a coalition's number stands for member i.
+    """
+    # The members of seed 0 misbehave with every seed, so that only the training differs.
     members = CASES[cell["case"]](task, 0)
     rows: list[Row] = []
     for masks in torch.split(all_coalitions(len(members)), _AT_ONCE):

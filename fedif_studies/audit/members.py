@@ -1,4 +1,4 @@
-"""Who takes part in an audited federation: data, behaviour, and what each claims."""
+"""The members of an audited federation: their data, their behaviour and their claims."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from fedif_flower.tasks.data.partition import dirichlet_partition, split_test
 from fedif_flower.tasks.images import settled
 from fedif_flower.valuation import Validation
 
-# What an audit's federations differ in from a run's: ten members, of whom all coalitions train.
+# The settings in which an audit differs from a run by default. With ten members, all 2**10
+# coalitions can be trained.
 AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
-# What its federations read of a run config: the task, training, and what attacks are made of.
+# The settings that an audit reads: those of the task, of training and of the attacks.
 READ = frozenset(
     [
         *TaskConfig.key_names(),
@@ -42,14 +43,14 @@ READ_SECTIONS = ("adversarial.", "free-rider-noise.", "free-rider-step.", "gradi
 
 
 def require_read(config: RunConfig) -> None:
-    """Raise ConfigError for a setting that no federation of an audit reads.
+    """Raise ConfigError if a setting differs from its default that no audit reads.
 
-    An audit has all members in all rounds of rules of its own, and attacks of its own: another
-    setting would change nothing, and the audit would pass for one of it.
+    An audit chooses its own strategies, attacks and participants. A setting of these would change
+    nothing, but the audit would claim to have been made with it.
     """
     values = config.identity()
     read = {key: value for key, value in values.items() if _is_read(key)}
-    # What is left out is made of these, such as a default that depends on the data set.
+    # Defaults of other settings may depend on these, for example on the data set.
     usual = {**RunConfig.defaults(), **parse_overrides(AUDITED), **read}
     usual_values = RunConfig.from_run_config(usual).identity()
     for key in sorted(values.keys() | usual_values.keys()):
@@ -70,17 +71,19 @@ class AuditMember:
     Attributes
     ----------
     identity : int
-        What its randomness depends on: members with the same identity and data send the same.
+        Seeds everything random that the member does. Members with the same identity, data and
+        behaviour send the same updates.
     pixels, labels : Tensor
-        ``[n, c, h, w]`` in [0, 1] and ``[n]``.
+        Its n examples: ``[n, c, h, w]`` in [0, 1], and ``[n]``.
     claimed : float
-        The number of examples it says it has, > 0.
+        The number of examples that it claims to have, > 0.
     behaviour : Behaviour
-        What it does.
+        How it trains and replies; by default honestly.
     is_marked : bool
-        Whether a valuation should find it: malicious, a free rider, or with few examples.
+        Whether a valuation should give it a low value, since it is malicious, a free rider or has
+        few examples; in a game for a larger share, whether the game's gain is measured on it.
     rounds : int, optional
-        It takes part in the first so many only. Default: in all.
+        It takes part in so many rounds, the first ones; by default in all.
     """
 
     identity: int
@@ -92,25 +95,25 @@ class AuditMember:
     rounds: int | None = None
 
     def takes_part(self, server_round: int) -> bool:
-        """Return whether it takes part in a round, if it is drawn."""
+        """Return whether it takes part in a round for which it is drawn."""
         return self.rounds is None or server_round <= self.rounds
 
 
 class AuditTask:
-    """A data set, a model and the server's splits, divided among members.
+    """What an audit's federations share: a data set, its split among members, and a model.
 
     Parameters
     ----------
     config : RunConfig
-        Names the data set, the model, local training, ``num-clients`` and ``num-server-rounds``.
+        Has the data set, the model, local training, ``num-clients`` and ``num-server-rounds``.
     images : int
-        Of the data set only so many training images, and half as many test images, are there: the
-        same ones in every audit. 0: all.
+        Use only so many training images, and half as many test images: the same ones in every
+        audit. With 0, use all.
 
     Raises
     ------
     ConfigError
-        If its task is none of images, or the data set has fewer of them.
+        If the task does not classify images, or the data set has fewer images.
     """
 
     def __init__(self, config: RunConfig, images: int = 0) -> None:
@@ -128,16 +131,16 @@ class AuditTask:
 
     @classmethod
     def of(cls, **settings: Scalar) -> AuditTask:
-        """Return a task of one epoch on the CPU; keys of a run config have underscores."""
+        """Return a task with these settings, whose keys have underscores; one epoch, on the CPU."""
         usual = {**RunConfig.defaults(), "local-epochs": 1, "device": "cpu"}
         return cls(RunConfig.from_run_config({**usual, **with_hyphens(settings)}))
 
     def new_model(self, seed: int) -> nn.Module:
-        """Return the untrained model of a seed."""
+        """Return the untrained model that a seed gives."""
         return self.server.task.build_model(seed)
 
     def transformed(self, pixels: Tensor) -> Tensor:
-        """Return pixels ``[n, c, h, w]`` in [0, 1] as the model takes them."""
+        """Return pixels ``[n, c, h, w]`` in [0, 1], transformed into inputs of the model."""
         transform = self.server.task.transform
         if transform is None:
             return pixels
@@ -145,7 +148,7 @@ class AuditTask:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set, or the part of it that there is; its train split is divided."""
+        """The data set, or the part of it that the audit uses."""
         whole = load_dataset(self.config.dataset, self.config.data_dir)
         if not self.images:
             return whole
@@ -154,19 +157,19 @@ class AuditTask:
         return replace(whole, train=train, test=test)
 
     def examples(self, split: Split, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return some pixels ``[n, c, h, w]`` in [0, 1] of a split, and their labels ``[n]``."""
+        """Return rows of a split: pixels ``[n, c, h, w]`` in [0, 1], and labels ``[n]``."""
         pixels = to_pixels(split.images[rows], self.dataset.max_value)
         return pixels, torch.from_numpy(split.labels[rows].copy())
 
     def held_out(self, rows: NDArray[np.int64], seed: int) -> Validation:
-        """Return test examples as a set to judge by, for the model of a seed."""
+        """Return rows of the test split as a held-out set for the model that a seed gives."""
         pixels, labels = self.examples(self.dataset.test, np.sort(rows))
         inputs = self.transformed(pixels)
         return Validation(self.new_model(seed), inputs, labels, device=self.config.device)
 
     @cached_property
     def members(self) -> list[AuditMember]:
-        """Honest members, with parts drawn by Dirichlet from the config's seed."""
+        """Honest members, among whom a Dirichlet distribution divides the train split (seeded)."""
         parts = dirichlet_partition(
             self.dataset.train.labels,
             self.config.num_clients,
@@ -181,19 +184,23 @@ class AuditTask:
 
     @cached_property
     def test_rows(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The rows of the validation split, and the others, as data set and seed say."""
+        """The test split's rows in the validation split, and its other rows, drawn by the seed."""
         return split_test(len(self.dataset.test), self.config.seed)
 
     @cached_property
     def paying(self) -> Validation:
-        """As many test examples as the validation split has, drawn by a salt that is no seed."""
+        """Held-out data to pay by: test examples that are not in the validation split.
+
+        They are as many, as far as the test split has them. They stand for data that a run draws by
+        a secret salt, so that no member knows them.
+        """
         validation_rows, others = self.test_rows
         order = numpy_generator("audit-salt", self.config.seed).permutation(len(others))
         salted = others[order[: len(validation_rows)]]
         return self.held_out(salted, self.config.seed)
 
     def marked(self, seed: int, share: float = 0.3) -> list[int]:
-        """Return which members misbehave with this seed, at least one."""
+        """Return the members that misbehave with this seed: a share of all, at least one."""
         count = max(round(share * self.config.num_clients), 1)
         generator = numpy_generator("audit-marked", self.config.seed, seed)
         marked = generator.choice(self.config.num_clients, count, replace=False)
@@ -201,16 +208,21 @@ class AuditTask:
 
 
 def draw_images(split: Split, count: int, name: str) -> Split:
-    """Return some images of a split, in their order.
+    """Return ``count`` random images of a split, in the split's order.
 
     Parameters
     ----------
     split : Split
-        Train or test.
+        The train or the test split.
     count : int
-        How many, at most as many as there are.
+        The number of images, at most as many as the split has.
     name : str
-        Which are drawn depends on it alone.
+        The split's name, which seeds the draw: it is the same in every audit.
+
+    Raises
+    ------
+    ConfigError
+        If the split has fewer images.
     """
     require(count <= len(split), "images", count, f"at most {len(split)} of the {name} split")
     rows = np.sort(numpy_generator(f"subset-{name}", 0).permutation(len(split))[:count])

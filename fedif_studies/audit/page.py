@@ -1,4 +1,4 @@
-"""An audit as one page: tables of every question, and the words to read them with."""
+"""The page of an audit: a table for each question, with words on how to read it."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from fedif_studies.rows import put_derived
 
 FINDINGS = "findings.csv"
 PAGE = "audit.md"
+# The page's sections: how the names of their questions begin, their titles and their words.
 _WORDS = {
     "in-run": (
         "Agreement within the run",
@@ -58,7 +59,7 @@ _WORDS = {
 
 
 def write_audit(folder: Path, config: RunConfig) -> Path:
-    """Write findings and the page from what is measured in a folder; return the page's path."""
+    """Write the findings and the page from a folder's measurements, and return the page's path."""
     values = read_rows(folder / VALUES)
     all_findings = findings(values, read_rows(folder / RETRAINING))
     rows = [finding.rounded()._asdict() for finding in all_findings]
@@ -84,7 +85,10 @@ def write_audit(folder: Path, config: RunConfig) -> Path:
 
 
 def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
-    """Return a Markdown table: valuations down and cases across, or the cases down if more."""
+    """Return a Markdown table with a line for each valuation and a column for each case.
+
+    If there are more cases than valuations, cases are the lines.
+    """
     cases = _cases(answers)
     valuations = [finding.valuation for finding in answers]
     has_cases_down = len(set(cases)) > len(set(valuations))
@@ -100,18 +104,18 @@ def _table(title: str, answers: Sequence[AuditFinding]) -> list[str]:
         else:
             cells.append(((finding.valuation,), case, shown))
     head = "case" if has_cases_down else "valuation"
-    # Only one answer meets in a cell.
+    # There is one answer for each valuation and case.
     return pivot(title, [head], cells, lambda answers_here: answers_here[0]).to_markdown()
 
 
 def _cases(answers: Sequence[AuditFinding]) -> list[str]:
-    """Return the case of each answer; with its correlation where there are several."""
+    """Return the case of each answer, with the kind of correlation if there are several kinds."""
     has_one_question = len({finding.question for finding in answers}) == 1
     cases = []
     for finding in answers:
         case = finding.case
         if not has_one_question:
-            # Questions of one kind differ by their last word, the correlation.
+            # The questions of a section differ by their last word, the kind of correlation.
             correlation = finding.question.rsplit(", ", 1)[-1]
             case += f", {correlation}"
         cases.append(case)

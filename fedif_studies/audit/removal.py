@@ -1,6 +1,6 @@
-"""Removal curves: the accuracy of those who stay when members leave in the order of their values.
+"""Removal curves: the accuracy of a federation as members leave in the order of their values.
 
-Every group of members was trained from scratch, so the curves are looked up, not estimated.
+Every coalition was trained from scratch, so the curves are looked up, not estimated.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ RETRAINED_VALUES = "retraining's own Shapley values"
 
 
 class RemovalCurves(NamedTuple):
-    """Accuracies ``[m]`` once none, one, two ... m - 1 members have left, in two orders."""
+    """Accuracies ``[m]`` after 0, 1, ..., m - 1 members have left, in two orders of leaving."""
 
     lowest_first: Tensor
     highest_first: Tensor
 
     @property
     def area(self) -> float:
-        """The mean difference of both once somebody has left; 0 in expectation at random."""
+        """The mean difference of the curves after 1 to m - 1 members have left.
+
+        Values that are drawn at random have 0 in expectation.
+        """
         return float((self.lowest_first - self.highest_first)[1:].mean())
 
 
 def removal_curves(values: Tensor, accuracy: Tensor) -> RemovalCurves:
-    """Return the curves of some values.
+    """Return the removal curves that members' values give.
 
     Parameters
     ----------
     values : Tensor
-        ``[m]``, of the members; of equal ones the first leaves first.
+        ``[m]``: the members' values. Of members with equal values, the first leaves first.
     accuracy : Tensor
-        ``[2**m]``, of each coalition; bit i stands for member i.
+        ``[2**m]``: the accuracy of each coalition; bit i of its index stands for member i.
     """
     lowest_first = _accuracy_along(values.argsort(stable=True), accuracy)
     highest_first = _accuracy_along((-values).argsort(stable=True), accuracy)
@@ -46,15 +49,18 @@ def removal_curves(values: Tensor, accuracy: Tensor) -> RemovalCurves:
 
 
 def _accuracy_along(order: Tensor, accuracy: Tensor) -> Tensor:
-    """Return the accuracies ``[m]`` while members leave in an order ``[m]``."""
+    """Return the accuracies ``[m]`` while members leave in an order ``[m]``; the last one stays."""
     everybody = len(accuracy) - 1
-    gone = (2 ** order[:-1]).cumsum(dim=0)  # As coalitions.
-    gone = torch.cat([gone.new_zeros(1), gone])  # At first nobody is.
+    gone = (2 ** order[:-1]).cumsum(dim=0)  # The index of the coalition that has left.
+    gone = torch.cat([gone.new_zeros(1), gone])  # At first nobody has left.
     return accuracy[everybody - gone]
 
 
 def random_curve(accuracy: Tensor) -> Tensor:
-    """Return the mean accuracies ``[m]`` of all orders: means over the coalitions of each size."""
+    """Return the curve ``[m]`` that is the mean over all orders of leaving.
+
+    It is the mean accuracy of all coalitions of each size.
+    """
     m = len(accuracy).bit_length() - 1
     sizes = all_coalitions(m).sum(dim=1)  # [2**m]
     means = [accuracy[sizes == m - count_gone].mean() for count_gone in range(m)]
@@ -62,7 +68,10 @@ def random_curve(accuracy: Tensor) -> Tensor:
 
 
 class CaseCurves(NamedTuple):
-    """What is drawn of a case: each valuation's curves by its name, and those of random orders."""
+    """The curves of a case: by valuation's name, and the mean curve of all orders.
+
+    ``seeds`` is how often each coalition was trained.
+    """
 
     by_name: dict[str, RemovalCurves]
     at_random: Tensor
@@ -72,25 +81,26 @@ class CaseCurves(NamedTuple):
 def case_curves(
     values: Values, retrained: Lines, case: str, names: Iterable[str]
 ) -> CaseCurves | None:
-    """Return the mean curves of a case, or ``None`` if no coalitions of it were trained.
+    """Return the mean curves of a case, or ``None`` if its coalitions were not trained.
 
     Parameters
     ----------
     values : mapping
-        The members' values, by valuation, case and rule.
+        The members' values, by (valuation, case, rule) and then by seed.
     retrained : sequence of mapping
-        The lines of the coalitions.
+        The lines of the coalitions that were trained from scratch.
     case : str
-        Whose coalitions.
+        The case.
     names : iterable of str
-        Valuations; those without values are left out. The values that retraining itself has come
-        first.
+        The valuations; those without values are left out. The Shapley values of retraining itself
+        are added, and come first.
     """
     losses = coalition_figures(retrained, case, "test_loss")
     if not losses:
         return None
     accuracy = torch.stack(coalition_figures(retrained, case, "test_accuracy")).mean(dim=0)
-    truth = shapley_of(-torch.stack(losses).mean(dim=0))  # They are linear in the game.
+    # Shapley values are linear in the game: those of the mean game are the mean over seeds.
+    truth = shapley_of(-torch.stack(losses).mean(dim=0))
     by_name = {RETRAINED_VALUES: removal_curves(truth, accuracy)}
     for name in names:
         federations = same_members(values, name, case).values()

@@ -1,4 +1,4 @@
-"""Removal curves as a picture: a panel for each data set and case."""
+"""The picture of removal curves: a panel for each data set and case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedif_studies.pictures.panels import (
 from fedif_studies.pictures.sheets import Picture
 from fedif_studies.pictures.svg import Drawing, Kind, Look, Place
 
-# What is drawn: more lines could not be told apart.
+# The valuations that are drawn. More lines could not be told apart.
 LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         RETRAINED_VALUES: Look("black", "circle"),
@@ -38,7 +38,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
 
 
 class RemovalPanel(NamedTuple):
-    """A case of a data set; ``curves`` are ``None`` where no coalitions were trained."""
+    """The panel of a case of a data set; ``curves`` is ``None`` if no coalitions were trained."""
 
     data: str
     case: str
@@ -46,11 +46,11 @@ class RemovalPanel(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the panel is called."""
+        """The title of the panel."""
         return f"{self.data}, {self.case}"
 
     def drawn(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return both curves in percent by name, in the order of the legend."""
+        """Return both curves of each valuation, in percent, in the order of the legend."""
         if self.curves is None:
             return {}
         drawn = {}
@@ -62,12 +62,12 @@ class RemovalPanel(NamedTuple):
 
 
 def _percent(accuracies: Tensor) -> Tensor:
-    """Return accuracies in percent, without what the order of a sum adds to them."""
+    """Return accuracies in percent, rounded: sums in another order differ in the last digits."""
     return (100 * accuracies).round(decimals=6)
 
 
 def removal_picture(panels: Sequence[RemovalPanel]) -> Picture:
-    """Return the picture of some cases."""
+    """Return the picture with these panels."""
     title = "Test accuracy in % of those who stay, by how many members are gone"
     finding = removal_finding(panels)
 
@@ -78,7 +78,7 @@ def removal_picture(panels: Sequence[RemovalPanel]) -> Picture:
 
 
 def removal_finding(panels: Sequence[RemovalPanel]) -> str:
-    """Return the area between the two curves of each valuation, case by case, in points."""
+    """Return sentences with the area between each valuation's curves, in points, by case."""
     sentences = []
     for panel in panels:
         if panel.curves is None:
@@ -96,7 +96,7 @@ def removal_finding(panels: Sequence[RemovalPanel]) -> str:
 
 
 def _missing(panels: Sequence[RemovalPanel]) -> str:
-    """Return how many pairs of curves are missing, and of how many trainings the others are."""
+    """Return how many pairs of curves are missing, and how many trainings the others average."""
     num_drawn = 0
     counts = []
     for panel in panels:
@@ -168,14 +168,14 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
 
 
 def _places(along: Scale, up: Scale, curve: Tensor) -> list[Place]:
-    """Return the places of a curve's points ``[m + 1]``, by how many members are gone."""
+    """Return the places of a curve's m points, by how many members are gone."""
     return [(along(gone), up(accuracy)) for gone, accuracy in enumerate(curve.tolist())]
 
 
 def _draw_curve(
     drawing: Drawing, along: Scale, up: Scale, name: str, curve: Tensor, kind: Kind
 ) -> None:
-    """Draw a curve with a point wherever somebody has left; at 0 all curves are the same."""
+    """Draw a curve with a point for every number of members gone but 0, where all curves meet."""
     look = LOOKS[name]
     places = _places(along, up, curve)
     drawing.curve(places, look.colour)

@@ -1,4 +1,4 @@
-"""The tables and the picture of ``docs/results/audit.md``, from the committed rows alone."""
+"""Writes the tables and the picture of ``docs/results/audit.md`` from the committed rows."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from fedif_studies.pictures.sheets import write_picture
 from fedif_studies.rows import put_derived, put_tables
 
 AUDIT_PAGE = "audit.md"  # In docs/results.
-# By data set: the folder of docs/audit in which every valuation has rows.
+# By data set, the folder in docs/audit with the audit's rows.
 FOLDERS: Mapping[str, str] = {
     "Digits": "measures-digits",
     "Fashion-MNIST": "measures-fashion-mnist",
 }
 _WRONG_LABELS = "label noise"
 _FIRST_RULE, *_OTHER_RULES = RULES
-# What retraining says of itself stands in one line.
+# The figures of retraining itself have two names, but share one line of a table.
 _CEILING = "retraining itself (ceiling)"
 _SHOWN_AS: Mapping[str, str] = {CEILING: _CEILING, RETRAINED_VALUES: _CEILING}
 
 
 class Audited(NamedTuple):
-    """What was measured of a data set, and what it says."""
+    """The audit of a data set: its rows of values and of retraining, and its findings."""
 
     data: str
     folder: str
@@ -71,7 +71,8 @@ def update_audit_page(docs: Path) -> Path:
     Parameters
     ----------
     docs : Path
-        Has ``audit/measures-<data>/`` with the rows, and ``results/audit.md`` with the marks.
+        The folder that has ``audit/measures-<data>/`` with the rows, and ``results/audit.md`` with
+        marks where the tables stand.
     """
     audits = read_audited(docs)
     for audited in audits:
@@ -105,7 +106,7 @@ def _sections(
     table: Callable[[Sequence[AuditFinding]], ResultTable],
     seeds_of: Callable[[Audited], str],
 ) -> list[str]:
-    """Return a table for each data set, with what its rows are."""
+    """Return the lines of a page with a table for each data set, and where its rows come from."""
     lines = []
     for audited in audits:
         lines += ["", f"**{audited.data}.** {_origin(audited, seeds_of)}"]
@@ -115,7 +116,7 @@ def _sections(
 
 
 def _origin(audited: Audited, seeds_of: Callable[[Audited], str]) -> str:
-    """Return where the rows are, of which seeds they are, and what is missing."""
+    """Return a link to the rows, and words on their seeds and on missing ones."""
     if not audited.findings:
         return "Missing: all rows."
     return f"[Rows](../audit/{audited.folder}/{FINDINGS}); {seeds_of(audited)}"
@@ -128,7 +129,10 @@ def _seeds_of_federations(audited: Audited) -> str:
 
 
 def _seeds_of_measures(audited: Audited) -> str:
-    """Return also which federations stand beside retraining, and how often that took place."""
+    """Return the seeds of federations and of retraining, and what is missing.
+
+    If retraining is compared with the federations of only some seeds, these are named.
+    """
     words = _seeds_of_federations(audited)
     for case in RETRAINED:
         seeds, beside = _seeds_beside_retraining(audited.values, case)
@@ -145,7 +149,7 @@ def _seeds_of_measures(audited: Audited) -> str:
 
 
 def _seeds_beside_retraining(lines: Lines, case: str) -> tuple[set[int], set[int]]:
-    """Return the seeds of a case's federations, and of those whose members were retrained."""
+    """Return a case's seeds with federations, and those whose members are the retrained ones."""
     values = values_of(lines)
     seeds: set[int] = set()
     beside: set[int] = set()
@@ -157,7 +161,7 @@ def _seeds_beside_retraining(lines: Lines, case: str) -> tuple[set[int], set[int
 
 
 class Answers:
-    """The figures of some findings, by valuation, question and case."""
+    """The figures of findings, by valuation, question and case."""
 
     def __init__(self, all_findings: Iterable[AuditFinding]) -> None:
         self._findings: dict[str, dict[tuple[str, str], AuditFinding]] = {}
@@ -167,7 +171,7 @@ class Answers:
             answers[finding.question, finding.case] = finding
 
     def valuations(self) -> list[str]:
-        """Return all valuations, in the order of their coming."""
+        """Return all valuations, in the order of the findings."""
         return list(self._findings)
 
     def shown_value(
@@ -189,7 +193,7 @@ class Answers:
 
 
 def measures_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
-    """Return the five measures of every valuation: a line for each."""
+    """Return a table of the five measures, with a line for each valuation."""
     answers = Answers(all_findings)
     heading = ["valuation"]
     heading += [f"retraining, {case}" for case in RETRAINED]
@@ -219,7 +223,7 @@ def _mean(figures: Mapping[str, float]) -> str:
 
 
 def _largest(gains: Sequence[AuditFinding], seeds: int) -> str:
-    """Return the largest gain, by which game, and of how many seeds where some have none."""
+    """Return the largest gain and its game, and the number of seeds if it is not of all."""
     if not gains:
         return "-"
     largest = max(gains, key=lambda gain: gain.value)
@@ -231,7 +235,7 @@ def _largest(gains: Sequence[AuditFinding], seeds: int) -> str:
 
 
 def rules_table(all_findings: Sequence[AuditFinding]) -> ResultTable:
-    """Return how alike a valuation ranks the same members under two rules: a line for each."""
+    """Return a table of rank correlations between two rules, with a line for each valuation."""
     answers = Answers(all_findings)
     pairs = [pair_of(_FIRST_RULE, other) for other in _OTHER_RULES]
     lines = []

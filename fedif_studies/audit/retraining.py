@@ -1,4 +1,4 @@
-"""Many coalitions' federations trained from scratch side by side, as one batch of models."""
+"""Trains the federations of many coalitions from scratch at once, as one batch of models."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ def train_coalitions(
 ) -> Tensor:
     """Return the last parameters ``[c, d]`` of each coalition's own federation.
 
-    They are those of :func:`~fedif_studies.audit.federation.federate` with FedAvg's weights
-    up to rounding: members see the same batches in every coalition, so that one pass serves all
-    the models.
+    Up to rounding, they are those of :func:`~fedif_studies.audit.federation.federate` with FedAvg's
+    weights. A member trains on the same batches in every coalition, so one pass over its examples
+    trains the models of all its coalitions.
 
     Parameters
     ----------
     task : AuditTask
-        Model, rounds and local training.
+        The model, the rounds and local training.
     members : sequence of AuditMember
-        The m members; what they do to inputs and updates from round to round is left out.
+        The m members. Their attacks on labels and examples, which act once, are included; attacks
+        on inputs or updates, which act in every round, are left out.
     masks : Tensor
-        ``[c, m]``, bool: who takes part.
+        ``[c, m]``, bool: whether a member is in a coalition.
     seed : int
-        As in ``federate``.
+        Seeds the model's first parameters and the order of examples, as in ``federate``.
 
     Raises
     ------
     ConfigError
-        If the model has buffers or dropout: then models cannot be trained side by side.
+        If the model has buffers or dropout, since such models cannot be trained as one batch.
     """
     model = task.new_model(seed)
     config = task.config.part(TrainingConfig)
@@ -56,7 +57,7 @@ def train_coalitions(
     for server_round in range(1, task.config.num_server_rounds + 1):
         steps = torch.zeros_like(params)
         for index, trainer in enumerate(trainers):
-            coalitions = masks[:, index].nonzero().squeeze(1)  # Those that it is in.
+            coalitions = masks[:, index].nonzero().squeeze(1)  # The member's coalitions.
             if not len(coalitions):
                 continue
             inputs = task.transformed(trainer.pixels)
@@ -73,14 +74,14 @@ def train_coalitions(
 
 
 def _trains_side_by_side(model: nn.Module) -> bool:
-    """Return whether a batch of such models trains as each does alone: no buffers, no dropout."""
+    """Return whether models of this kind can be trained as one batch: no buffers, no dropout."""
     if list(model.buffers()):
         return False
     return not any(isinstance(module, nn.Dropout) and module.p for module in model.modules())
 
 
 def _gradients_of(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the gradients ``[c, d]`` at parameters ``[c, d]``, all on the same examples."""
+    """Return a function that gives gradients ``[c, d]`` at parameters ``[c, d]`` on a batch."""
     parameters = dict(model.named_parameters())
     sizes = [parameter.numel() for parameter in parameters.values()]
 
@@ -96,7 +97,8 @@ def _gradients_of(model: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor
 
 
 def _batches(count: int, config: TrainingConfig, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows of each batch as ``train_local`` draws them."""
-    torch.randint(2**62, (), generator=generator)  # What it seeds dropout with.
+    """Yield the rows of each batch in the order in which ``train_local`` draws them."""
+    # train_local draws a seed for dropout first; draw it too, so that the batches are the same.
+    torch.randint(2**62, (), generator=generator)
     for _ in range(config.local_epochs):
         yield from torch.split(torch.randperm(count, generator=generator), config.batch_size)

@@ -1,4 +1,4 @@
-"""The valuations that an audit compares, ours and published ones, all on the same rounds."""
+"""The valuations that an audit compares on the same rounds: the project's and published ones."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.audit.federation import AuditStep
 
 RoundValue = Callable[[AuditStep], Tensor]
-"""Values those who took part in a round, ``[m]``."""
+"""Returns the values ``[m]`` of a round's m participants."""
 Valuation = Callable[[Sequence[AuditStep]], Tensor]
-"""Values all members of a federation, ``[m]``, by its rounds; more is better."""
+"""Returns the values ``[m]`` of a federation's m members from its rounds; more is better."""
 
 
 def summed(value: RoundValue) -> Valuation:
-    """Return the valuation that adds up what each round that a member took part in is worth."""
+    """Return the valuation that adds up a member's values over the rounds that it took part in."""
 
     def values(steps: Sequence[AuditStep]) -> Tensor:
         sums = torch.zeros(steps[0].num_members, dtype=torch.float64)
@@ -38,7 +38,11 @@ def summed(value: RoundValue) -> Valuation:
 
 
 def smoothed(score: Callable[[AuditStep], Scores], initial: float = 0.0) -> Valuation:
-    """Return min-max over a round's clients, smoothed over rounds: Omega of FedIF and AFedSV."""
+    """Return the valuation Omega of FedIF and AFedSV, from a round's scores.
+
+    Scores are brought to [0, 1] within each round (min-max) and smoothed over rounds with
+    gamma = 0.3. ``initial`` is Omega before a member's first round.
+    """
 
     def values(steps: Sequence[AuditStep]) -> Tensor:
         ledger = ScoreLedger(0.3, initial=initial)
@@ -51,26 +55,26 @@ def smoothed(score: Callable[[AuditStep], Scores], initial: float = 0.0) -> Valu
 
 
 def influence(step: AuditStep) -> Scores:
-    """Return FedIF's round influence Phi, and how far apart rounding may put equal ones."""
+    """Return FedIF's round influences Phi, and by how much rounding may part equal ones."""
     projections = step.projections
     return Scores(influence_from(projections), resolution=influence_resolution(projections))
 
 
 def own_decrease(step: AuditStep) -> Tensor:
-    """Return by how much each member's own model lowers the validation loss."""
+    """Return by how much each member's own model lowers the validation loss, ``[m]``."""
     after = [step.validation.loss(params) for params in step.updates.client_params()]
     return step.validation.loss(step.start) - torch.tensor(after, dtype=torch.float64)
 
 
 def cosine(step: AuditStep) -> Tensor:
-    """Return the cosine of each update with the step that was taken; 0 for one of length 0."""
+    """Return the cosine of each update with the round's step, ``[m]``; 0 for an update of 0."""
     updates = step.rows.double()
     global_step = (step.coefficients @ updates).expand_as(updates)  # [m, d]
     return cosine_similarity(updates, global_step, dim=1, eps=1e-30)
 
 
 def path(rule: str) -> RoundValue:
-    """Return path attribution by a quadrature rule."""
+    """Return path attribution by a quadrature rule, a key of ``QUADRATURES``."""
 
     def value(step: AuditStep) -> Tensor:
         return path_attribution(
@@ -81,8 +85,12 @@ def path(rule: str) -> RoundValue:
 
 
 def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
-    """Return path attribution by Simpson's rule within bounds, on the data that weigh or pay."""
-    bounds = CreditBounds()  # They remember the rounds before.
+    """Return what members are credited with: path attribution by Simpson's rule, within bounds.
+
+    The loss is that on the validation set, or if ``secret``, on the set that nothing was weighed
+    by.
+    """
+    bounds = CreditBounds()  # New for each federation, since bounds remember earlier rounds.
 
     def value(step: AuditStep) -> Tensor:
         data = step.paying if secret else step.validation
@@ -92,7 +100,7 @@ def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
 
 
 def _bounded_credit(step: AuditStep, data: Validation, bounds: CreditBounds) -> Tensor:
-    """Return what a round's members are credited with ``[m]``, judged by some data."""
+    """Return what a round's members are credited with ``[m]``, by the loss on ``data``."""
     gradient = _mean_gradient(step, data)
     updates = step.rows.double()
     credit = bounds.bound(
@@ -104,14 +112,15 @@ def _bounded_credit(step: AuditStep, data: Validation, bounds: CreditBounds) -> 
         length_factors=step.length_factors,
     )
     gains = -step.coefficients * (updates @ gradient)  # [m]
-    # What an update has of past steps is theirs who took them.
+    # The part of an update along past steps was other members' work: what exceeds the bound is
+    # taken off.
     along_past = step.past.shares(gradient[None])[0]
     borrowed = -step.coefficients * (credit.returned @ along_past)  # [m]
     return credited(gains, credit.kept, borrowed)
 
 
 def _mean_gradient(step: AuditStep, data: Validation) -> Tensor:
-    """Return the loss's mean gradient ``[d]`` along the step, by Simpson's rule."""
+    """Return the mean of the loss's gradient ``[d]`` along the step, by Simpson's rule."""
     rule = QUADRATURES["simpson"]
     gradients = []
     for node in rule.nodes:
@@ -121,7 +130,10 @@ def _mean_gradient(step: AuditStep, data: Validation) -> Tensor:
 
 
 def coalitions(estimator: str, utility: Metric) -> Callable[[AuditStep], Scores]:
-    """Return a Shapley estimator's values; coalitions are unweighted means of models."""
+    """Return the scores of a Shapley estimator, a name that ``ShapleyValuation`` knows.
+
+    A coalition's model is the unweighted mean of its members' models.
+    """
 
     def score(step: AuditStep) -> Scores:
         valuation = ShapleyValuation(step.validation, estimator=estimator, utility=utility)
@@ -131,12 +143,15 @@ def coalitions(estimator: str, utility: Metric) -> Callable[[AuditStep], Scores]
 
 
 def number_of_examples(step: AuditStep) -> Tensor:
-    """Return how many examples each member says it has: the control, which looks at no update."""
+    """Return how many examples each member claims: the control, which ignores the updates."""
     return step.updates.num_examples.double()
 
 
 def first_order(step: AuditStep) -> Tensor:
     r"""Return In-Run Data Shapley's first order: :math:`-a_i \langle u_i, g \rangle`.
+
+    :math:`u_i` is member i's update, :math:`a_i` its coefficient in the step, and g the gradient of
+    the validation loss before the step.
 
     J. T. Wang et al., "Data Shapley in One Training Run", ICLR 2025 (arXiv:2406.11011).
     """
@@ -144,13 +159,15 @@ def first_order(step: AuditStep) -> Tensor:
 
 
 def second_order(step: AuditStep) -> Tensor:
-    r"""Return In-Run Data Shapley's second order, with s the step that was taken.
+    r"""Return In-Run Data Shapley's second order.
 
     .. math:: -a_i \langle u_i, g + \tfrac12 H s \rangle
 
-    the Shapley values of the loss expanded to second order; H s by central differences.
+    with s the step, H the Hessian of the validation loss before the step, and the other symbols of
+    :func:`first_order`. These are the Shapley values if the loss is expanded to second order. H s
+    is computed by central differences.
     """
-    near = 0.05
+    near = 0.05  # The gradients are taken at -5 % and 5 % of the step.
     ahead = step.validation.gradient(step.start + near * step.taken)
     behind = step.validation.gradient(step.start - near * step.taken)
     half_curvature = (ahead - behind).double() / (4 * near)  # Half of H s.
@@ -158,10 +175,12 @@ def second_order(step: AuditStep) -> Tensor:
 
 
 def fedfomo(step: AuditStep) -> Tensor:
-    """Return FedFomo's values: a member's own loss decrease over its distance; 0 without one.
+    """Return FedFomo's values: the loss decrease by a member's own model, over the update's length.
+
+    The value of an update of length 0 is 0. For short updates the values are FedIF's influences.
 
     Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021
-    (arXiv:2012.08565). For short updates it is FedIF's influence.
+    (arXiv:2012.08565).
     """
     length = step.updates.squared_norms.double().sqrt()
     per_distance = own_decrease(step) / length.clamp_min(1e-300)
@@ -169,11 +188,14 @@ def fedfomo(step: AuditStep) -> Tensor:
 
 
 def cgsv(steps: Sequence[AuditStep], smoothing: float = 0.95) -> Tensor:
-    """Return cosine gradient Shapley values, smoothed over rounds: the values are the weights.
+    """Return cosine gradient Shapley values (CGSV), smoothed over rounds.
 
-    In each round an update is compared with the sum of all, each of length 1 and weighed by its
-    value. ``smoothing``, in [0, 1), is the share of the old value that stays. Xu et al.,
-    "Gradient-Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021.
+    In each round, all updates are scaled to length 1 and summed, with the members' values as
+    weights. A member's new value is its update's cosine with this sum, mixed with its old value;
+    ``smoothing``, in [0, 1), is the share of the old one. Values are >= 0 and sum to 1.
+
+    Xu et al., "Gradient-Driven Rewards to Guarantee Fairness in Collaborative Machine Learning",
+    NeurIPS 2021.
     """
     members = steps[0].num_members
     values = torch.full((members,), 1 / members, dtype=torch.float64)
@@ -188,15 +210,17 @@ def cgsv(steps: Sequence[AuditStep], smoothing: float = 0.95) -> Tensor:
 
 
 def shapley_of(utilities: Tensor) -> Tensor:
-    """Return the Shapley values ``[m]`` from all coalitions' utilities ``[2**m]``."""
+    """Return the Shapley values ``[m]`` of a game, given all coalitions' utilities ``[2**m]``."""
     return exact_shapley(lambda _: utilities, _members_of(utilities))
 
 
 def banzhaf_of(utilities: Tensor) -> Tensor:
     r"""Return Banzhaf values ``[m]`` of a game ``[2**m]``: :math:`2^{1-m} \sum_S v(S+i) - v(S)`.
 
-    J. T. Wang, R. Jia, "Data Banzhaf", AISTATS 2023 (arXiv:2205.15466): they change least where the
-    game is noisy.
+    The sum is over all coalitions S without member i. Of all semivalues, Banzhaf's depend least on
+    noise in the utilities.
+
+    J. T. Wang, R. Jia, "Data Banzhaf", AISTATS 2023 (arXiv:2205.15466).
     """
     m = _members_of(utilities)
     signs = 2.0 * all_coalitions(m).double() - 1.0  # [2**m, m]
@@ -205,40 +229,44 @@ def banzhaf_of(utilities: Tensor) -> Tensor:
 
 
 def _members_of(utilities: Tensor) -> int:
-    """Return how many members' coalitions have utilities ``[2**m]``: m."""
+    """Return m, the number of members in a game with utilities ``[2**m]``."""
     return utilities.numel().bit_length() - 1
 
 
 def comfedsv(
     steps: Sequence[AuditStep], rank: int = 3, ridge: float = 1e-3, sweeps: int = 50
 ) -> Tensor:
-    """Return the Shapley values of a game whose rounds x coalitions are completed by low rank.
+    """Return ComFedSV: Shapley values of a game whose missing utilities a low-rank matrix fills in.
 
-    A coalition with a member who was not drawn has no value in that round; a matrix of this rank
-    that fits the others says one (see :func:`complete`). A study: nobody should be paid by what was
-    never measured. Coalitions are unweighted means of their members' updates.
+    A coalition's utility in a round is the loss decrease by the unweighted mean of its members'
+    updates. It is not measured if one of them was not drawn. A matrix (rounds x coalitions) of rank
+    ``rank`` is fitted to the measured utilities and gives the missing ones (see :func:`complete`
+    for ``ridge`` and ``sweeps``). The values are for comparison only: members should not be paid by
+    utilities that were never measured.
 
     Fan et al., "Improving Fairness for Data Valuation in Horizontal Federated Learning", ICDE 2022
     (arXiv:2109.09046).
     """
     coalitions_of_all = 1 << steps[0].num_members
     worth = torch.full((len(steps), coalitions_of_all), torch.nan, dtype=torch.float64)
-    worth[:, 0] = 0.0  # Nobody changes nothing.
+    worth[:, 0] = 0.0  # The empty coalition changes nothing.
     for row, step in zip(worth, steps, strict=True):
         masks = all_coalitions(len(step.rows))[1:]
         means = masks.to(step.rows) / masks.sum(dim=1, keepdim=True) @ step.rows
         losses = [step.validation.loss(step.start + mean) for mean in means]
         decreases = step.validation.loss(step.start) - torch.tensor(losses, dtype=torch.float64)
-        # Among all members' coalitions, bit i stands for member i.
+        # In the index of a coalition of all members, bit i stands for member i.
         bits = torch.tensor([1 << member for member in step.updates.client_ids])
         row[masks.long() @ bits] = decreases
     return shapley_of(complete(worth, rank, ridge, sweeps).sum(dim=0))
 
 
 def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
-    """Return a matrix ``[T, n]`` whose NaN are filled in by alternating least squares.
+    """Return a matrix ``[T, n]`` whose NaN are filled in by a product of two low-rank factors.
 
-    ``ridge`` > 0 keeps factors small, beside the mean square of the other entries.
+    The factors ``[T, rank]`` and ``[n, rank]`` are fitted to the other entries by ``sweeps`` sweeps
+    of alternating least squares. ``ridge`` > 0 keeps the factors small: the penalty is ``ridge``
+    times the root mean square of the other entries.
     """
     is_measured = ~matrix.isnan()
     if is_measured.all():
@@ -251,7 +279,7 @@ def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
     eye = penalty.clamp_min(1e-12) * torch.eye(rank, dtype=torch.float64)
 
     def fit(factor: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the best other factor: one ridge regression for each row."""
+        """Return the factor that fits best with this one: a ridge regression for each row."""
         normal = torch.einsum("tn,nr,ns->trs", mask, factor, factor) + eye
         solved: Tensor = torch.linalg.solve(normal, (values @ factor)[..., None])
         return solved[..., 0]
@@ -263,7 +291,7 @@ def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
 
 
 CONTROL = "number of examples (control)"
-EXACT = "exact in-run Shapley"  # What others are measured against, beside them.
+EXACT = "exact in-run Shapley"  # The reference for the others, measured on the same rounds.
 
 
 def _leave_one_out(step: AuditStep) -> Tensor:
@@ -295,4 +323,4 @@ VALUATIONS: Mapping[str, Valuation] = {
     "ComFedSV": comfedsv,
     EXACT: summed(lambda step: shapley_of(step.game)),
 }
-ALL_COALITIONS = (EXACT, "Banzhaf, in-run", "ComFedSV")  # They look at each of 2**m coalitions.
+ALL_COALITIONS = (EXACT, "Banzhaf, in-run", "ComFedSV")  # These evaluate all 2**m coalitions.

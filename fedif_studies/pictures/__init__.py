@@ -1,1 +1,1 @@
-"""Pictures as SVG, whose text is the same wherever it is written."""
+"""Pictures as SVG files that are the same, byte for byte, on every machine."""

@@ -1,4 +1,4 @@
-"""Panels with a line for each name, and points on it."""
+"""Dot plots: panels with a named line for each item, and points on it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ _ROW = 1.85  # The height of a line, in font sizes.
 
 
 class Dot(NamedTuple):
-    """A point.
+    """A point on a line.
 
-    ``deviation`` is how far its bar reaches to both sides (0: it has none); ``up`` is how far above
-    its line it stands, in font sizes, where points of one line would hide each other.
+    ``note`` is shown while the pointer is over it. ``deviation`` is how far its bar reaches to both
+    sides; 0 for no bar. ``up`` is how far above its line it stands, in font sizes, so that points
+    of one line do not hide each other.
     """
 
     look: Look
@@ -44,7 +45,7 @@ class Line(NamedTuple):
 
 
 class DotPanel(NamedTuple):
-    """A panel: its title in bold, words below it, and its lines."""
+    """A panel: its title in bold, words below the title (may be empty), and its lines."""
 
     title: str
     words: str
@@ -58,11 +59,11 @@ class DotPlot:
     Attributes
     ----------
     panels : sequence of DotPanel
-        What is drawn.
+        The panels.
     low, high : float
-        The values at both ends.
+        The values at both ends of the scale.
     across : int
-        Panels in a row, where there is room.
+        How many panels are in a row; on a narrow sheet there is one.
     at : float, optional
         A value that a dashed line marks.
     is_log : bool
@@ -79,7 +80,7 @@ class DotPlot:
     def draw(
         self, sheet: Sheet, title: str, finding: str, entries: Sequence[Entry], marks: str
     ) -> str:
-        """Return it as a picture's text; see :func:`~fedif_studies.pictures.panels.compose`."""
+        """Return the SVG text; see :func:`~fedif_studies.pictures.panels.compose`."""
         body = partial(self._draw_panels, sheet)
         return compose(sheet, title, finding, entries, marks, body)
 
@@ -132,7 +133,7 @@ def _write_title(drawing: Drawing, box: Box, panel: DotPanel) -> None:
     if not panel.words:
         drawing.text((box.left, box.top - 0.7 * size), panel.title, classes="bold")
         return
-    # Words are long: they begin where the names do.
+    # Words are long, so title and words begin further left, where the lines' names begin.
     start = box.left - 0.6 * size - 0.5 * size * _longest_name(panel)
     drawing.text((start, box.top - 1.95 * size), panel.title, classes="bold")
     drawing.text((start, box.top - 0.6 * size), panel.words)

@@ -1,4 +1,4 @@
-"""Panels of a picture: where they stand, their scales, and what is written around them."""
+"""Panels of a picture: their places, their scales, and the title, legend and remark above them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from fedif_studies.pictures.svg import Drawing, Kind, Look, width_of
 
 P = TypeVar("P")  # What a panel shows.
 
-_ROOM = 0.06  # At both ends of a scale, as a share of the distance between its values.
-_ALLOWANCE = 1e-9  # Of a tick's place, in steps: sums of steps are rounded.
+_ROOM = 0.06  # Room at both ends of a scale, as a share of the range of its values.
+_ALLOWANCE = 1e-9  # In steps: a tick this far outside of a scale is there all the same (rounding).
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A width that pictures are drawn for.
+    """A width that pictures are drawn for, and the size of the font in it.
 
     Attributes
     ----------
     width : int
-        In pixels.
+        The width of the picture, in pixels.
     size : int
-        Of the font. A wide picture is shown at two thirds of its size on most pages.
+        The size of the font, in pixels. A wide picture has a larger one, since most pages show it
+        at two thirds of its size.
     """
 
     width: int
@@ -32,7 +33,7 @@ class Sheet:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is for a telephone."""
+        """Whether it is for the screen of a telephone."""
         return self.width < 600
 
 
@@ -41,16 +42,16 @@ SHEETS = (Sheet(380, 13), Sheet(1240, 17))
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to places.
+    """A scale that maps values to places in pixels.
 
     Attributes
     ----------
     low, high : float
-        The values at both ends, ``low < high``.
+        The values at both ends, ``low < high``; with ``is_log``, ``low > 0``.
     start, end : float
-        Their places in pixels.
+        The places of ``low`` and ``high``, in pixels.
     is_log : bool
-        Whether equal factors, not equal differences, are equally far.
+        Whether the scale is logarithmic.
     """
 
     low: float
@@ -60,20 +61,23 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Return a value's place."""
+        """Return a value's place, in pixels."""
         low = self._on_axis(self.low)
         high = self._on_axis(self.high)
         length = self.end - self.start
         return self.start + length * (self._on_axis(value) - low) / (high - low)
 
     def _on_axis(self, value: float) -> float:
-        """Return what differences of values are taken of."""
+        """Return the value, or its logarithm if the scale is logarithmic."""
         if self.is_log:
             return math.log10(value)
         return value
 
     def ticks(self, most: int) -> list[float]:
-        """Return round values between both ends, so many at most; powers of ten on a log scale."""
+        """Return round values between both ends, at most ``most + 1``.
+
+        On a logarithmic scale they are powers of ten, at most ``most``.
+        """
         if self.is_log:
             first = math.ceil(math.log10(self.low) - _ALLOWANCE)
             last = math.floor(math.log10(self.high) + _ALLOWANCE)
@@ -86,7 +90,7 @@ class Scale:
 
 
 def _round_step(least: float) -> float:
-    """Return the least of 1, 2, 5, 10 ... times a power of ten that is as large."""
+    """Return the least number >= ``least`` that is 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     for factor in (1, 2, 5):
         if factor * power >= least * (1 - _ALLOWANCE):
@@ -95,7 +99,7 @@ def _round_step(least: float) -> float:
 
 
 def limits(values: Iterable[float]) -> tuple[float, float]:
-    """Return ends for values, with some room around them."""
+    """Return the ends of a scale for values, with some room beyond the least and the largest."""
     all_values = list(values)
     low = min(all_values)
     high = max(all_values)
@@ -107,7 +111,7 @@ def limits(values: Iterable[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Box:
-    """Where a panel stands: the area of its values, in pixels."""
+    """The area of a panel in which its values are drawn, in pixels."""
 
     left: float
     top: float
@@ -127,16 +131,16 @@ class Box:
 
 @dataclass(frozen=True)
 class Grid:
-    """Panels in rows, each with room for words above it, below it and on its left.
+    """The places of panels in rows, with room for words around each panel.
 
     Attributes
     ----------
     boxes : tuple of Box
-        One for each panel, row by row.
+        The area of each panel, row by row.
     bottom : float
-        Where the last row ends, with the room below it.
+        Where the last row ends, including the room below it.
     across : int
-        Panels in a row.
+        How many panels are in a row.
     """
 
     boxes: tuple[Box, ...]
@@ -160,24 +164,24 @@ def panel_grid(
     left: float = 0.0,
     each_left: float = 0.0,
 ) -> Grid:
-    """Return where panels stand.
+    """Return the places of panels; all lengths are in pixels.
 
     Parameters
     ----------
     sheet : Sheet
-        What they are drawn on.
+        The sheet that they are drawn on.
     count, across : int
-        How many, and how many in a row.
+        The number of panels, and of panels in a row.
     start : float
-        Where the first row begins, with the room above it.
+        Where the first row begins, including the room above it.
     height : float
-        Of a panel's area.
+        The height of a panel's area.
     above, below : float
-        Room above and below each.
+        The room above and below each panel.
     left : float
-        Room at the left of a row.
+        The room at the left of a row.
     each_left : float
-        Room at the left of every panel.
+        The room at the left of every panel, beyond ``left``.
     """
     gap = 0.6 * sheet.size
     width = (sheet.width - left - gap) / across
@@ -204,15 +208,15 @@ def draw_panels(
     Parameters
     ----------
     drawing : Drawing
-        Where.
+        The picture that they are added to.
     sheet : Sheet
-        What they are drawn on.
+        The sheet that they are drawn on.
     panels : sequence
-        What each shows.
+        What each panel shows.
     draw_panel : callable
-        Draws one: ``draw_panel(drawing, box, panel)``.
+        Draws one panel: ``draw_panel(drawing, box, panel)``.
     across : int
-        How many in a row.
+        How many panels are in a row.
     **room : float
         ``start``, ``height``, ``above``, ``below``, ``left``, ``each_left`` of :func:`panel_grid`.
     """
@@ -223,7 +227,7 @@ def draw_panels(
 
 
 Entry = tuple[Look, Kind, str]
-"""A line of a legend: what it looks like, and what it is called."""
+"""An entry of a legend: a point's look and kind, and the words beside it."""
 
 
 def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry]) -> float:
@@ -246,7 +250,7 @@ def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry])
 
 
 def heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
-    """Write what the picture shows, in as many lines as it needs; return where it ends."""
+    """Write the picture's title, in as many lines as it needs, and return where it ends."""
     y = 0.4 * sheet.size
     for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size, is_bold=True):
         y += 1.35 * sheet.size
@@ -255,7 +259,7 @@ def heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
 
 
 def remark(drawing: Drawing, sheet: Sheet, top: float, words: str) -> float:
-    """Write how to read the picture, in as many lines as it needs; return where it ends."""
+    """Write how to read the picture, in as many lines as it needs, and return where it ends."""
     y = top
     for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size):
         y += 1.3 * sheet.size
@@ -264,7 +268,7 @@ def remark(drawing: Drawing, sheet: Sheet, top: float, words: str) -> float:
 
 
 def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> list[str]:
-    """Return words in lines that are about so wide at most."""
+    """Return words broken into lines of about this width at most."""
     lines = [""]
     for word in words.split():
         longer = f"{lines[-1]} {word}".strip()
@@ -278,7 +282,7 @@ def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> 
 def horizontal_lines(
     drawing: Drawing, box: Box, scale: Scale, *, most: int, labelled: bool = True
 ) -> None:
-    """Draw a line at each round value, with the value at its left where that is wanted."""
+    """Draw a line at each round value, with the value at its left if ``labelled``."""
     size = drawing.size
     for value in scale.ticks(most):
         y = scale(value)
@@ -306,31 +310,31 @@ def compose(
     marks: str,
     body: Callable[[Drawing, float], float],
 ) -> str:
-    """Return a picture's text: a title, a legend, how to read it, and what is drawn below.
+    """Return the text of a picture's SVG file: title, legend, how to read it, and the panels.
 
     Parameters
     ----------
     sheet : Sheet
-        Its width.
+        The width of the picture.
     title, finding : str
-        What it shows, and what is seen in it.
+        What the picture shows, and a sentence on what one sees in it, for a screen reader.
     entries : sequence of Entry
         The legend.
     marks : str
-        How to read it.
+        How to read the picture.
     body : callable
-        Draws the rest from a place on, and returns where it ends.
+        ``body(drawing, top)`` draws the panels below ``top``, and returns where they end.
     """
 
     def draw_with(height: float) -> tuple[Drawing, float]:
-        """Return a drawing that is said to be so high, and where what is drawn in it ends."""
+        """Return a drawing of this height, and where its contents really end."""
         drawing = Drawing(sheet.width, height, title, finding, sheet.size)
         top = heading(drawing, sheet, title)
         top = legend(drawing, sheet, top, entries)
         top = remark(drawing, sheet, top, marks)
         return drawing, body(drawing, top)
 
-    # A file begins with its height, which shows only once all is drawn: it is drawn twice.
+    # The file begins with its height, which is known only once all is drawn: it is drawn twice.
     _, end = draw_with(0.0)
     drawing, _ = draw_with(round(end + 0.6 * sheet.size))
     return drawing.to_text()

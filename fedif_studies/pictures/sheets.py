@@ -1,4 +1,4 @@
-"""A picture in all widths, and the lines of a page that show the one that fits."""
+"""Writes a picture in two widths, and the lines of a page that show the one that fits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from fedif_flower.storage import make_folder, write_atomically
 from fedif_studies.pictures.panels import SHEETS, Sheet
 
-FOLDER = "pictures"  # In docs.
-_NARROW = 640  # Pixels: pages up to this width show the narrow one.
+FOLDER = "pictures"  # In the folder of the documentation.
+_NARROW = 640  # Pages of up to so many pixels show the narrow picture.
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,15 @@ class Picture:
     Attributes
     ----------
     name : str
-        Its files' name.
+        The name of its files, without width and ending.
     title : str
         What it shows.
     finding : str
-        What is seen in it, for those who do not see it.
+        A sentence on what one sees in it, for readers who cannot see it.
     caption : str
-        What stands below it; must say what is missing.
+        The text below it. It has to say what is missing.
     draw : callable
-        Returns its text for a width.
+        Takes a sheet and returns the text of the SVG file.
     """
 
     name: str
@@ -45,11 +45,11 @@ def write_picture(docs: Path, picture: Picture, seen_from: str = "") -> list[str
     Parameters
     ----------
     docs : Path
-        It goes to ``docs/pictures``.
+        The folder of the documentation; the files go to ``docs/pictures``.
     picture : Picture
         The picture.
     seen_from : str
-        The way from the page to docs, such as ``"docs/"``.
+        The path from the page's folder to ``docs``, such as ``"docs/"``.
     """
     folder = docs / FOLDER
     make_folder(folder)

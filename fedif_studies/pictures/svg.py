@@ -1,8 +1,8 @@
 """A picture as SVG: a few shapes, written by hand.
 
-The pictures of the pages are committed beside the rows that they are drawn from, and a test draws
-them again. matplotlib writes another text with every version; this writes the same one everywhere.
-One file is both light and dark: its style follows the reader's colour scheme.
+The pictures of the documentation are committed beside the rows that they show, and a test draws
+them again and compares. matplotlib's files differ between its versions; these are always the same.
+A file is both light and dark: its style follows the reader's colour scheme.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Literal
 from fedif_flower.run import palette
 
 Kind = Literal["filled", "holed", "hollow"]
-"""How a point is drawn: full of its colour, with a hole in it, or as an outline."""
+"""How a point is drawn: filled with its colour, filled but for a hole, or as an outline."""
 Anchor = Literal["start", "middle", "end"]
 Place = tuple[float, float]
 
-_CHARACTER = 0.56  # The mean width of one, in font sizes.
-_CAPITAL = 0.7  # Names of methods have many.
-_BOLD = 1.12  # Times as wide as a character that is not bold.
+_CHARACTER = 0.56  # The mean width of a character, in font sizes.
+_CAPITAL = 0.7  # The mean width of a capital letter; names of methods have many.
+_BOLD = 1.12  # A bold character is so many times as wide.
 _LIGHT = {
     "ground": "#ffffff",
     "ink": "#1b1f24",
@@ -37,7 +37,7 @@ _LIGHT = {
     "vermillion": palette.VERMILLION,
     "purple": palette.PURPLE,
 }
-# What is too dark on a dark ground; the other colours stay.
+# The colours on a dark ground. Those not listed are light enough to stay as they are.
 _DARK = {
     **_LIGHT,
     "ground": "#14181f",
@@ -50,19 +50,20 @@ _DARK = {
     "sky": palette.YELLOW,
 }
 _COLOURS = ("black", "orange", "sky", "green", "blue", "vermillion", "purple")
+# The number of corners of each shape. A circle has none.
 _CORNERS = {"square": 4, "diamond": 4, "triangle": 3, "wedge": 3, "star": 10}
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a thing is told apart: by its colour, and by its point's shape."""
+    """The colour and the shape of points, by which a reader tells one method from another."""
 
     colour: str
     shape: str
 
 
 def width_of(words: str, size: float, *, is_bold: bool = False) -> float:
-    """Return about how wide words are in a font of this size; each reader has another font."""
+    """Return the width of words in pixels, roughly: readers have different fonts."""
     num_capitals = sum(character.isupper() for character in words)
     num_others = len(words) - num_capitals
     width = size * (_CAPITAL * num_capitals + _CHARACTER * num_others)
@@ -70,16 +71,18 @@ def width_of(words: str, size: float, *, is_bold: bool = False) -> float:
 
 
 class Drawing:
-    """A picture.
+    """A picture in the making: each method adds a shape or words to it.
+
+    Places are (x, y) in pixels; y grows downwards.
 
     Parameters
     ----------
     width, height : float
-        In pixels.
+        The size of the picture, in pixels.
     title, description : str
-        What a reader hears who does not see it.
+        Texts that a screen reader reads out.
     size : float
-        Of the font, in pixels.
+        The size of the font, in pixels.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Drawing:
     def text(
         self, place: Place, words: str, *, anchor: Anchor = "start", classes: str = ""
     ) -> None:
-        """Write words with their baseline at a place; classes: ``quiet``, ``bold``."""
+        """Write words with their baseline at a place; ``classes`` are ``quiet`` or ``bold``."""
         x, y = place
         shown = f' class="{classes}"' if classes else ""
         at = f'x="{_number(x)}" y="{_number(y)}"'
@@ -107,7 +110,10 @@ class Drawing:
         self._parts.append(f"<text {at}{shown}>{escape(words)}</text>")
 
     def line(self, start: Place, end: Place, classes: str = "grid") -> None:
-        """Draw a straight line; classes: ``grid``, ``axis``, ``bar`` with a colour, ``dashed``."""
+        """Draw a straight line.
+
+        ``classes`` are ``grid``, ``axis`` or ``bar`` with a colour; ``dashed`` can be added.
+        """
         x1, y1 = map(_number, start)
         x2, y2 = map(_number, end)
         ends = f'x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"'
@@ -124,13 +130,13 @@ class Drawing:
         Parameters
         ----------
         place : tuple of float
-            Its middle.
+            The point's middle.
         look : Look
-            Its colour and shape.
+            The point's colour and shape.
         kind : {"filled", "holed", "hollow"}
-            How it is drawn.
+            How the point is drawn.
         note : str
-            What a pointer over it shows; empty: it is a point of a legend.
+            The text that is shown while the pointer is over the point; empty in a legend.
         """
         radius = 0.36 * self.size
         shown = f"<title>{escape(note)}</title>" if note else ""
@@ -142,7 +148,7 @@ class Drawing:
             self._parts.append(f'<circle class="ground" {hole}/>')
 
     def to_text(self) -> str:
-        """Return the file."""
+        """Return the text of the SVG file."""
         return "\n".join([*self._parts, "</svg>"]) + "\n"
 
 
@@ -152,11 +158,11 @@ def _outline(place: Place, shape: str, radius: float) -> str:
         return _circle(place, radius)
     x, y = place
     corners = _CORNERS[shape]
-    turn = 0.0  # A corner stands above.
+    turn = 0.0  # The first corner is at the top.
     if shape == "square":
-        turn = math.pi / corners  # It stands on its side.
+        turn = math.pi / corners  # A square stands on a side, and a diamond on a corner.
     elif shape == "wedge":
-        turn = math.pi  # It stands on its tip.
+        turn = math.pi  # A wedge is a triangle upside down.
     steps = []
     for corner in range(corners):
         angle = turn + 2 * math.pi * corner / corners
@@ -168,7 +174,7 @@ def _outline(place: Place, shape: str, radius: float) -> str:
 
 
 def _circle(place: Place, radius: float) -> str:
-    """Return a path of two half circles, from the left and back."""
+    """Return a path of two half circles, from the leftmost point to the rightmost and back."""
     x, y = place
     r = _number(radius)
     diameter = _number(2 * radius)
@@ -178,7 +184,7 @@ def _circle(place: Place, radius: float) -> str:
 
 
 def _reach(shape: str, corner: int) -> float:
-    """Return how far a corner lies from the middle, in radii."""
+    """Return how far a corner is from the middle, in radii, so that all shapes look as large."""
     if shape != "star":
         return 1.25
     is_inner = corner % 2 == 1
@@ -186,13 +192,13 @@ def _reach(shape: str, corner: int) -> float:
 
 
 def _number(value: float) -> str:
-    """Return a place in tenths of a pixel, the same for either sign of zero."""
+    """Return a coordinate as text, in tenths of a pixel; minus zero becomes ``0``."""
     text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 
 def _style(size: float) -> str:
-    """Return the style: light, and dark for readers who ask for it."""
+    """Return the style sheet: light colours, and dark ones if the reader's system asks for them."""
     shapes = (
         f"text{{font:{size:g}px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif}}"
         ".bold{font-weight:600}"
@@ -213,7 +219,7 @@ def _colours(scheme: dict[str, str]) -> str:
         f".axis{{stroke:{scheme['axis']}}}",
     ]
     rules += [f".{name}{{fill:{scheme[name]};stroke:{scheme[name]}}}" for name in _COLOURS]
-    # After the colours: what is not filled with them.
+    # These rules follow those of the colours, whose fill they override.
     rules.append(".curve,.bar{fill:none}")
     rules.append(f".hollow,.ground{{fill:{scheme['ground']}}}")
     return "".join(rules)
