@@ -1,1 +1,1 @@
-"""Questions answered with the library: which valuation is right, which strategy holds up."""
+"""Studies with the library: which valuations are right, and which strategies resist attacks."""

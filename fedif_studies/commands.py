@@ -1,4 +1,4 @@
-"""The command ``fedif`` as it is installed: those of all three packages."""
+"""The command ``fedif`` as it is installed, with the subcommands of all three packages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def arena(
     all_bouts = bouts(data, range(seeds), strategies, attacks, shares)
     complete = play(output, all_bouts, setup(dataset, data_dir), jobs, again=again)
     page = page or output.with_suffix(".md")
-    # Another arena's tables must not be written over by those of rows that were read before.
+    # The rows are read under the lock. Otherwise another process, which has written its tables
+    # meanwhile, would lose them to tables of older rows.
     with held_alone(page):
         rows = read_rows(output)
         write_tables(page, rows)

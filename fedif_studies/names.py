@@ -1,4 +1,4 @@
-"""What rows and tables call the methods of this package, and by what a run config names them."""
+"""The strategies of this package: their short names in rows and tables, and in a run config."""
 
 from __future__ import annotations
 

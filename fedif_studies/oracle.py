@@ -1,4 +1,4 @@
-"""An oracle that knows who is malicious: what leaving clients out can reach, in simulations."""
+"""A strategy that knows which clients are malicious: the best that leaving them out can reach."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fedif_flower.server.setup import BaseArguments
 
 
 class OracleExclusion(ScreenedStrategy):
-    r"""FedAvg over the honest clients of a round, told by an oracle who they are.
+    r"""FedAvg over the honest clients of a round, which an oracle names.
 
     .. math:: p_i = n_i / \sum_{j \in H_t} n_j \text{ for } i \in H_t, \text{ else } 0
 
-    with :math:`H_t` the round's honest clients. Where there are none, the model stays as it is. It
-    is a reference for other strategies: nobody knows :math:`H_t` outside of a simulation.
+    with :math:`n_i` the number of client i's examples and :math:`H_t` the honest clients of round
+    t. If there are none, the model stays as it is. Other strategies are compared with this one; it
+    works in simulations alone, since nobody knows :math:`H_t` elsewhere.
 
     Parameters
     ----------
     is_malicious : callable
-        Tells of a client whether it misbehaves.
+        Takes a client and returns whether it is malicious.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -37,9 +38,9 @@ class OracleExclusion(ScreenedStrategy):
         self.is_malicious = is_malicious
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the shares of the honest clients' examples, ``[m]``."""
-        assert self.current is not None  # A round is weighed.
-        # Those asked in earlier rounds too, whose replies have come only now.
+        """Return weights ``[m]``: each honest client's share of the honest clients' examples."""
+        assert self.current is not None  # weigh() is called within a round.
+        # Includes clients that earlier rounds asked, whose replies have come only now.
         nodes = [question.node for question in self.current.asked.values()]
         malicious = {node.client_id for node in nodes if self.is_malicious(node)}
         is_honest = torch.tensor([client_id not in malicious for client_id in updates.client_ids])

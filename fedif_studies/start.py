@@ -1,4 +1,4 @@
-"""The command ``fedif``, from its first moment: Ctrl-C while it is imported is no traceback."""
+"""Starts the command ``fedif``, so that Ctrl-C gives no traceback even during imports."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; exit with 130, as a shell reports Ctrl-C, where it is interrupted."""
+    """Run the command line; if it is interrupted, exit with 130, as a shell reports Ctrl-C."""
     try:
-        from fedif_studies.commands import main as run  # Which takes a second.
+        # Imported here, since it takes a second during which Ctrl-C may come.
+        from fedif_studies.commands import main as run
 
         run()
     except KeyboardInterrupt:

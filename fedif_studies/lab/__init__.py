@@ -1,1 +1,1 @@
-"""Many federations: cells, one engine for them, tables and plots of the results."""
+"""Grids of many federations: their cells, what runs them, and tables and plots of the results."""

@@ -63,7 +63,7 @@ def _comparable(value: object) -> object:
 def fill(
     path: Path, cells: Sequence[Row], measure: Measure, *, jobs: int = 1, again: bool = False
 ) -> bool:
-    """Measure the cells without a row in a file, add their rows, and return whether none failed.
+    """Measure the cells without a row in a file, add their rows, and return whether all have rows.
 
     Every row names its seed, and the revision and the processor that it was measured with. An error
     ends its own cell only. A signal ends the call; a cell that was running then is measured from

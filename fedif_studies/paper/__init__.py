@@ -1,1 +1,1 @@
-"""The paper's tables as data, and what was measured beside them."""
+"""The paper's tables as data, and the measurements that are compared with them."""
