@@ -111,8 +111,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     takes_groups = False
     # The attribute that error messages name as saying what `weigh` has to return.
     said_by = "its combines_updates"
-    # Whether its weights need the updates themselves: not only their lengths, their inner products
-    # with other vectors, and the numbers of examples. If not, updates may be masked.
+    # Whether its weights need the updates themselves, not only their lengths, their inner products
+    # with other vectors, and the numbers of examples. If not, the server need not see updates.
     reads_updates = True
     current: Round | None = None  # The current round; between rounds, the released last one.
     online: Sequence[ClientNode] = ()  # The nodes online when the current round began.

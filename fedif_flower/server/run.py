@@ -76,7 +76,7 @@ class Callback:
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
         """Return why the callback needs to see each client's update; empty if it does not.
 
-        A run that masks updates refuses callbacks that need to see them.
+        A run that hides updates from the server refuses callbacks that need to see them.
         """
         looks = type(self).on_step is not Callback.on_step
         return f"{type(self).__name__} looks at each client's update" if looks else ""

@@ -1,4 +1,4 @@
-"""Stages: what happens to a round before and after it is weighed."""
+"""Stages: they change a round's updates before it is weighed, and choose its step afterwards."""
 
 from fedif_flower.stages.bucketing import Bucketing
 from fedif_flower.stages.clip import Clip, MaxLength

@@ -1,4 +1,4 @@
-"""Bucketing of a round: groups of clients, drawn by chance, send one update together."""
+"""Bucketing: the updates of random groups of clients are replaced by each group's mean."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ class Bucketing(Stage):
 
     .. math:: y_k = \frac{1}{|B_k|} \sum_{i \in B_k} u_i
 
-    A rule that is applied to the :math:`y_k` sees clients that differ less, and a larger share of
-    malicious ones. Only :class:`~fedif_flower.strategies.RobustRule` takes groups: other
-    strategies score or remember each client. Weights in records are those of the clients' own
-    updates. A group claims its members' examples together.
+    with :math:`u_i` client i's update, and :math:`B_k` the clients of group k. A rule that is
+    applied to the :math:`y_k` sees updates that differ less, but a larger share of them is
+    malicious: one malicious client spoils its whole group. Only
+    :class:`~fedif_flower.strategies.RobustRule` takes groups, since other strategies score or
+    remember each client. In records, weights are converted to those of the clients' own updates.
+    A group counts for the sum of its clients' examples.
 
     Parameters
     ----------
     size : int
-        s >= 2: clients in a group. The last group may have fewer. A run whose rounds close
-        with fewer updates is refused.
+        The number s of clients in a group, >= 2. The last group may have fewer. A run whose rounds
+        may close with fewer than s updates is refused.
 
     References
     ----------
@@ -47,13 +49,14 @@ class Bucketing(Stage):
     )
 
     def require_updates(self, count: int, allowed: str) -> int:
-        """Return how many groups so many updates make; raise ConfigError where none is whole."""
+        """Return how many groups ``count`` updates make; raise ConfigError if none is complete."""
         require(self.size <= count, "Bucketing.size", self.size, allowed)
         return math.ceil(count / self.size)
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return a round of groups, and the matrix ``[groups, m]`` that made them."""
+        """Return a round of groups, whose ``mixing`` ``[groups, m]`` says how they are made."""
         m = updates.num_clients
+        # From the round's own generator, so that the same run draws the same groups again.
         order = torch.randperm(m, generator=updates.generator("bucketing")).tolist()
         groups = [sorted(order[start : start + self.size]) for start in range(0, m, self.size)]
         if len(groups) == 1:
@@ -69,6 +72,7 @@ class Bucketing(Stage):
                 counters.append(largest_counters({}, of_group, torch.ones(len(group))))
         return replace(
             updates.mixed(mixing),
+            # A stage behind this one knows a group by its first client.
             client_ids=tuple(updates.client_ids[group[0]] for group in groups),
             num_examples=(mixing > 0).double() @ updates.num_examples,
             counters=counters,

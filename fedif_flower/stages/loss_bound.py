@@ -1,4 +1,4 @@
-"""How far a round may raise the validation loss, and what is taken where it would go further."""
+"""A bound on the validation loss after a step, and the step taken if another one exceeds it."""
 
 from __future__ import annotations
 
@@ -17,79 +17,84 @@ from fedif_flower.stages.stage import Destination, Proposal, Stage
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.validation import Validation
 
-HALVINGS = 4
+HALVINGS = 4  # The shares of the step that are tried: 1/2, 1/4, 1/8 and 1/16.
 DESCENT_STEPS = 4
 
-# A loss that fell by more than this share of its first size has fallen.
+# The remark at the end of a run says that the loss fell if it fell by more than this share of the
+# loss at the start.
 ENOUGH_OF_FIRST = 0.1
 
 
 @dataclass(eq=False)
 class LossBound(Stage):
-    r"""Takes a round's step where it keeps the validation loss, else the best step there is.
+    r"""Takes a round's step if the validation loss does not rise too far, else a better step.
 
-    A step is taken as it is if
+    A step from :math:`w_{t-1}` to :math:`w_t` is taken as it is if
 
-    .. math:: \ell(w_t, D') \le \min_{s < t} \ell(w_s, D') + \rho\, |\ell(w_0, D')|.
+    .. math:: \ell(w_t, D') \le \min_{s < t} \ell(w_s, D') + \rho\, |\ell(w_0, D')|
 
-    A model that was taken back is none of the :math:`w_s`. If the step misses that, the one of
-    least validation loss among these is taken:
+    with :math:`\ell(w, D')` the loss of the model w on the held-out set D', :math:`w_0` the first
+    model with a finite loss (normally the initial one), and :math:`w_s` the models after earlier
+    rounds, except those that were taken back. Otherwise the step of least validation loss among
+    these is taken:
 
     - the step itself, and its half, quarter, eighth and sixteenth;
-    - the step by the weights that four steps of influence descent lead to (see
-      :func:`~fedif_flower.valuation.descent.descend_weights`) from the mean of the strategy's own
-      and the shares of the examples, with the sum of the strategy's own. Where nobody sees
-      updates, or a weight is negative, there is no such step.
+    - a step by other weights. Four steps of influence descent (see
+      :func:`~fedif_flower.valuation.descent.descend_weights`) lead to them. The descent begins
+      with the mean of the strategy's own weights and the clients' shares of the examples, and its
+      result is scaled to the sum of the strategy's own weights. There is no such step if updates
+      are hidden from the server, or if a weight is negative.
 
-    As long as the loss of the model before the step is not finite there is nothing to keep: each
-    step is taken as it is. The model never stays where it was: honest training with a high learning
-    rate loses for a while, and a bound that waits for a step without loss may wait for ever. With a
-    server optimizer :math:`w_t` is where that leads, and a step that missed the bound makes it
-    begin anew.
+    While the loss of the model before the step is not finite, each step is taken as it is: there is
+    no loss to keep. The bound never leaves the model where it was. The reason is that honest
+    training with a high learning rate raises the loss for a while, so that a bound that waits for a
+    step without a rise may wait for ever. With a server optimizer :math:`w_t` is the model that
+    the optimizer leads to. If that misses the bound, the optimizer forgets the earlier rounds'
+    steps, and all steps above are compared by where it leads without them.
 
-    A round costs one pass over the validation set; one that misses the bound also five passes, six
-    with a server optimizer, and the descent's: about four gradients and a pass.
+    A round costs one pass over the validation set. A round that misses the bound costs five more
+    passes (six with a server optimizer) and the descent: about four gradients and a pass.
 
     Parameters
     ----------
     validation : Validation, optional
-        The held-out set D' with model and loss. Default: the strategy's own; where it has none,
-        steps are not bounded.
+        The held-out set D' with model and loss. Default: the strategy's own; if it has none, steps
+        are not bounded.
     tolerance : float
         :math:`\rho`, >= 0.
     descent_steps : int
-        Steps of influence descent to the other weights, >= 0; 0: only shares of the step are tried.
+        The number of steps of influence descent, >= 0. With 0, only shares of the step are tried.
 
     Raises
     ------
     ConfigError
-        If the tolerance or the steps lie outside their range.
+        If ``tolerance`` or ``descent_steps`` is out of range, or ``validation`` no Validation.
     """
 
-    needs_lengths_alone = True  # Without updates, shares of the step are tried.
+    needs_lengths_alone = True  # If updates are hidden, only shares of the step are tried.
 
     validation: Validation | None = field(default=None, repr=False)
     tolerance: Annotated[float, Setting("rho, of the loss at the start", ge=0)] = 0.1
     descent_steps: Annotated[int, Setting("of influence descent, to other weights", ge=0)] = field(
         default=DESCENT_STEPS, repr=False
     )
-    _first = math.nan  # Loss at the start.
-    _least = math.inf
-    _least_before = math.inf  # Before the last step.
-    _held = 0  # Rounds that took another than the whole step.
+    _first = math.nan  # The loss at the start; not finite until a model's loss was.
+    _least = math.inf  # The least loss of a model so far.
+    _least_before = math.inf  # `_least` before the last step, for when the model is taken back.
+    _held = 0  # The number of rounds that missed the bound.
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range, or of another kind."""
+        """Raise ConfigError if a field is out of range or of a wrong type."""
         super().__post_init__()
         fits = self.validation is None or isinstance(self.validation, Validation)
         require(fits, "validation", self.validation, "a Validation")
 
     def begin(self, validation: Validation | None) -> None:
-        """Take the strategy's validation set, unless another was given."""
+        """Use the strategy's validation set, unless this stage was given one."""
         self.validation = self.validation or validation
 
     def choose(self, proposal: Proposal) -> Destination:
-        """Return the step that a round takes.
+        """Return where the proposed step leads, or a better one if it misses the bound.
 
         Raises
         ------
@@ -107,13 +112,14 @@ class LossBound(Stage):
             self._held += 1
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
+        # A round that leaves the model where it is makes no step that could be taken back.
         if not _stays(proposal, best.step):
             self._least_before = self._least
             self._least = min(self._least, best.loss)
         return best.step
 
     def _has_loss_to_keep(self, validation: Validation, updates: RoundUpdates) -> bool:
-        """Tell whether a loss has been finite, from the model on that a round begins with."""
+        """Tell whether a model before a step has had a finite loss; measure it if none has yet."""
         if not math.isfinite(self._first):
             params = updates.global_params.cpu()
             self._first = validation.loss(params, updates.named_buffers)
@@ -127,9 +133,11 @@ class LossBound(Stage):
     def _best_other(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None
     ) -> _Candidate:
-        """Return the step of least loss among the whole one, shares of it, and another.
+        """Return the step of least loss among the whole step, its shares, and one by other weights.
 
-        A server optimizer begins anew with it, and so leads elsewhere with the whole one, too.
+        ``whole`` is the whole step as it was tried; ``None`` if its loss was not finite. A server
+        optimizer begins anew in such a round. The whole step leads elsewhere then, and is tried
+        again.
         """
         if proposal.optimizer is None:
             return self._least_of_all(validation, proposal, whole)
@@ -140,7 +148,7 @@ class LossBound(Stage):
     def _least_of_all(
         self, validation: Validation, proposal: Proposal, whole: _Candidate | None
     ) -> _Candidate:
-        """Return what :meth:`_best_other` does, once the optimizer is as it has to be."""
+        """Do what :meth:`_best_other` says, with the optimizer in the state that it is in."""
         coefficients = proposal.coefficients
         shares = [0.5**halving for halving in range(1, HALVINGS + 1)]
         candidates = [whole]
@@ -154,7 +162,7 @@ class LossBound(Stage):
         return min(finite, key=lambda candidate: candidate.loss)
 
     def remark(self) -> str:
-        """Say in how many rounds the bound held, and whether that is bad."""
+        """Return in how many rounds the bound was missed, and whether that is a reason to worry."""
         if not self._held:
             return ""
         rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
@@ -179,22 +187,22 @@ class LossBound(Stage):
         """Take over what :meth:`state_dict` returned."""
         self._first = state["first"]
         self._least = state["least"]
-        # Earlier versions did not keep what goes back with a model.
+        # States that earlier versions saved lack this.
         self._least_before = state.get("least_before", self._least)
         self._held = state["held"]
 
 
 class _Candidate(NamedTuple):
-    """A step that could be taken, and the validation loss that it leads to."""
+    """A step that could be taken, and the validation loss after it."""
 
     loss: float
     step: Destination
 
 
 def _stays(proposal: Proposal, step: Destination) -> bool:
-    """Tell whether a step leaves the model where it is, so that there is none to take back."""
+    """Tell whether a step leaves the model where it is."""
     if proposal.optimizer is not None and proposal.optimizer.moves_on:
-        return False
+        return False  # Its momentum moves the model in any case.
     updates = proposal.updates
     is_same = torch.equal(step.params, updates.global_params.cpu())
     return is_same and torch.equal(step.buffers, updates.global_buffers.cpu())
@@ -203,7 +211,7 @@ def _stays(proposal: Proposal, step: Destination) -> bool:
 def _try_step(
     validation: Validation, proposal: Proposal, coefficients: Tensor
 ) -> _Candidate | None:
-    """Return a step and its loss; ``None`` where model or loss are not finite."""
+    """Return the step by coefficients ``[m]`` and its loss; ``None`` if either is not finite."""
     updates = proposal.updates
     try:
         step = proposal.move(coefficients)
@@ -212,7 +220,7 @@ def _try_step(
     params = step.params
     if proposal.optimizer is not None:
         params = proposal.optimizer.lead(updates.global_params.cpu(), params)
-    # What is not averaged, as counters and masks, belongs to the model as well.
+    # `named_buffers` also has what is not averaged, such as counters and masks.
     buffers = {**updates.named_buffers, **updates.split_buffers(step.buffers)}
     loss = validation.loss(params, buffers)
     if not math.isfinite(loss):
@@ -221,7 +229,10 @@ def _try_step(
 
 
 def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tensor | None:
-    """Return coefficients ``[m]`` by weights that descend the loss, if there are any."""
+    """Return the coefficients ``[m]`` of the step by other weights; ``None`` if there is none.
+
+    The weights are those that influence descent leads to (see :class:`LossBound`).
+    """
     updates = proposal.updates
     weights = proposal.weights
     if not steps or updates.unseen is not None:
@@ -229,13 +240,14 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
     total = float(weights.sum())
     if not total > 0 or bool((weights < 0).any()):
         return None
-    # Half by examples: who has no weight would keep none, though it may be all that helps.
+    # The descent multiplies weights, so that a weight of 0 would stay 0, although that client may
+    # be the only one that helps. The shares of the examples give each client a weight.
     examples = updates.num_examples.to(weights)
     shares = weights / total  # [m], sum to 1.
     shares_of_examples = examples / examples.sum()  # [m]
     start = (shares + shares_of_examples) / 2
     try:
         descent = descend_round(updates, validation, start, steps=steps)
-    except ValuationError:  # No update leads to a finite loss.
+    except ValuationError:  # No weights lead to a finite loss.
         return None
     return total * descent.weights.to(weights) * updates.shortening

@@ -1,4 +1,4 @@
-"""Nearest-neighbour mixing (NNM) of a round, before any rule weighs it."""
+"""Nearest-neighbour mixing (NNM) of a round's updates, before a rule weighs them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from fedif_flower.stages.stage import Stage
 class NearestNeighbours(Stage):
     """Replaces each update by the mean of those nearest to it, itself included.
 
-    Formula: :func:`neighbour_mixing`. Buffers are mixed as parameters are, and of counters the
-    largest are taken. Weights in records are those of the clients' own updates.
+    Formula: :func:`neighbour_mixing`. Buffers are mixed by the same weights as parameters. Of the
+    counters of the clients in a mean, the largest is taken. In records, weights are converted to
+    those of the clients' own updates.
 
     Parameters
     ----------
     malicious_fraction : float
-        In [0, 1]: this share of the round is left out of each mean, but never all.
+        The share of the round's updates that is left out of each mean, in [0, 1]; at least the
+        update itself stays.
     """
 
     malicious_fraction: MaliciousFraction
@@ -34,7 +36,7 @@ class NearestNeighbours(Stage):
     )
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round with mixed updates, and the matrix that mixed them."""
+        """Return the round with mixed updates, whose ``mixing`` ``[m, m]`` says how."""
         m = updates.num_clients
         shortened = updates.shortened().client_updates  # [m, d]
         num_malicious = round(self.malicious_fraction * m)
@@ -46,13 +48,13 @@ class NearestNeighbours(Stage):
 
 
 def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
-    r"""Return the matrix M by which ``M @ updates`` are the mixed updates.
+    r"""Return the matrix M with which ``M @ updates`` are the mixed updates.
 
     .. math:: y_i = \frac{1}{m - f} \sum_{j \in \mathcal{N}_i} x_j
 
-    with :math:`\mathcal{N}_i` the m - f updates nearest to :math:`x_i`, itself included. A rule
-    that is applied to the :math:`y_i` withstands attackers that hide in the honest clients'
-    heterogeneity.
+    with :math:`x_j` the updates, and :math:`\mathcal{N}_i` the indices of the m - f updates nearest
+    to :math:`x_i`, itself included. A rule that is applied to the :math:`y_i` withstands attackers
+    whose updates differ no more from honest ones than these differ among each other.
 
     Parameters
     ----------
@@ -71,7 +73,7 @@ def neighbour_mixing(updates: Tensor, num_malicious: int) -> Tensor:
     Allouah et al., 2023 (Fixing by mixing), algorithm 2.
     """
     distances = pairwise_squared_distances(updates)  # [m, m]
-    distances.fill_diagonal_(-1.0)  # Nearest to itself, also where others are equal to it.
+    distances.fill_diagonal_(-1.0)  # Each is nearest to itself, even if others are equal to it.
     num_neighbours = len(distances) - num_malicious
     nearest = distances.argsort(dim=1, stable=True)[:, :num_neighbours]  # [m, m - f]
     return torch.zeros_like(distances).scatter_(1, nearest, 1.0 / num_neighbours)

@@ -1,4 +1,4 @@
-"""The stages of a strategy, in their order."""
+"""The stages of a strategy, applied in their order."""
 
 from __future__ import annotations
 
@@ -27,30 +27,32 @@ _Stage = TypeVar("_Stage", bound=Stage)
 
 
 class Stages:
-    """Applies stages in their order; without any, a round is taken as it is.
+    """Applies stages in their order; without stages, rounds stay as they are.
 
     Parameters
     ----------
     stages : sequence of Stage
-        In the order in which they are applied.
+        The stages, in the order in which they are applied.
 
     Raises
     ------
     ConfigError
-        If something else is among them, or two stages choose where a round leads, or lead on.
+        If something else is among them, if more than one stage has a ``choose`` of its own, or if
+        more than one is a server optimizer.
 
     Attributes
     ----------
     arrive : callable, optional
-        Changes an update ``[d]`` in place as it arrives, and returns its squared norm.
+        Takes an update ``[d]``, which it may change in place as it arrives, and its squared norm;
+        returns the new squared norm. ``None`` if no stage changes updates as they arrive.
     choosing : Stage, optional
-        The one that chooses where a round leads.
+        The stage that chooses where a round leads, if there is one.
     optimizer : ServerOptimizer, optional
-        The one that moves the model on after a round's own step.
+        The stage that moves the model on after a round's own step, if there is one.
     make_groups : bool
-        Whether the strategy weighs groups of clients.
+        Whether a stage replaces the clients by groups.
     max_length : float
-        The longest that an update may be; infinite: there is no such bound.
+        The length to which stages shorten updates as they arrive; infinity if none does.
     """
 
     def __init__(self, stages: Sequence[Stage] = ()) -> None:
@@ -77,17 +79,17 @@ class Stages:
         return repr(list(self._stages))
 
     def begin(self, validation: Validation | None) -> None:
-        """Tell every stage what the strategy judges by."""
+        """Tell every stage the strategy's validation set, ``None`` if it has none."""
         for stage in self:
             stage.begin(validation)
 
     @property
     def remembering(self) -> list[Stage]:
-        """Those that remember earlier rounds."""
+        """The stages that remember earlier rounds."""
         return [stage for stage in self if overrides(stage, "state_dict")]
 
     def why_updates_are_read(self) -> str:
-        """Return the first reason why updates have to be seen, if there is one."""
+        """Return the first stage's reason why it has to see the updates; empty if none has to."""
         for stage in self:
             reason = stage.why_updates_are_read()
             if reason:
@@ -95,21 +97,26 @@ class Stages:
         return ""
 
     def require_updates(self, count: int, allowed: str) -> int:
-        """Return how many updates a rule gets; raise ConfigError where a stage lacks some.
+        """Return how many updates a rule gets if a round closes with ``count`` of them.
 
         Parameters
         ----------
         count : int
-            Updates on which a round closes, if its members answer in time.
+            The number of updates with which a round closes, if its members answer in time.
         allowed : str
-            How many that is, for errors.
+            Words that say how many that is, for errors.
+
+        Raises
+        ------
+        ConfigError
+            If a stage needs more updates.
         """
         for stage in self:
             count = stage.require_updates(count, allowed)
         return count
 
     def _arrive(self, update: Tensor, squared_norm: float) -> float:
-        """Change an update ``[d]`` in place as it arrives, and return its squared norm."""
+        """Let each stage change an update ``[d]`` in place, and return its squared norm then."""
         for stage in self._arriving:
             squared_norm = stage.arrive(update, squared_norm)
             if not isinstance(squared_norm, Real | Tensor):
@@ -120,13 +127,13 @@ class Stages:
         return squared_norm
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round as the strategy is to weigh it.
+        """Return the round as the stages leave it for the strategy to weigh.
 
         Raises
         ------
         ValuationError
-            If a stage returns no round, does not say whose work a row is, or shortens an update by
-            what is no share.
+            If a stage returns no RoundUpdates, if it changes updates in a way that does not say
+            of which clients' updates each row is made, or if its factors are not in [0, 1].
         """
         for stage in self._before:
             unsaid = (
@@ -147,13 +154,20 @@ class Stages:
         return updates
 
     def settle(self, updates: RoundUpdates, proposed: Aggregation) -> Destination:
-        """Return where the weights of a round lead; each way there ends with their noise.
+        """Return where a round's proposed weights lead, or where the choosing stage decides to go.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The round, as :meth:`before` returned it.
+        proposed : Aggregation
+            The rule's weights ``[m]``. Its ``noise``, if any, is added to every destination.
 
         Raises
         ------
         ValuationError
-            If the model is not finite, no step leads to a finite validation loss, or a stage
-            leads where no coefficients do.
+            If the model is not finite, if no step leads to a finite validation loss, or if the
+            choosing stage returns something else than a result of ``proposal.move``.
         """
         move = _Move(updates, proposed)
         proposal = Proposal(updates, proposed.weights, move, self.optimizer)
@@ -170,8 +184,18 @@ class Stages:
     def combined(
         self, updates: RoundUpdates, aggregation: Aggregation
     ) -> tuple[ModelVectors, Aggregation]:
-        """Return the model that a round leads to, and the weights and coefficients that it took."""
+        """Return the model that a round leads to, and the weights and coefficients that it took.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The round, as :meth:`before` returned it.
+        aggregation : Aggregation
+            The rule's weights ``[m]``.
+        """
         if updates.unseen is not None:
+            # The server sees only a weighted sum of the updates, and not for all weights: `cut`
+            # returns the factors that make these coefficients allowed ones.
             weights = aggregation.weights
             factors = updates.unseen.cut(weights.cpu() * updates.shortening)
             aggregation = replace(aggregation, weights=weights * factors.to(weights))
@@ -193,7 +217,7 @@ class Stages:
             stage.take_back()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each stage, in their order."""
+        """Return the name and the state of each stage, in their order."""
         return {"stages": [[type(stage).__name__, stage.state_dict()] for stage in self]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -202,7 +226,7 @@ class Stages:
         Raises
         ------
         CheckpointError
-            If it is the state of other stages.
+            If the state was saved with other stages.
         """
         saved = state["stages"]
         saved_names = [name for name, _ in saved]
@@ -213,7 +237,7 @@ class Stages:
 
 
 def _require_round(stage: Stage, staged: object) -> None:
-    """Raise ValuationError unless a stage returned a round whose factors shorten updates."""
+    """Raise ValuationError unless a stage returned RoundUpdates with factors in [0, 1]."""
     name = type(stage).__name__
     if not isinstance(staged, RoundUpdates):
         raise ValuationError(
@@ -233,14 +257,21 @@ def _require_round(stage: Stage, staged: object) -> None:
 
 
 def _says_whose(before: RoundUpdates, after: RoundUpdates) -> bool:
-    """Return whether a round says of which clients' updates its rows are made."""
+    """Return whether it is known of which clients' updates the rows of ``after`` are made.
+
+    It is if a stage used ``updates.mixed(matrix)``, which records the matrix, or if it left the
+    rows as they were.
+    """
     if after.mixing is not before.mixing:
         return _mixes_all_clients(before, after)
     return _has_same_rows(before, after)
 
 
 def _mixes_all_clients(before: RoundUpdates, after: RoundUpdates) -> bool:
-    """Return whether a round's matrix has a row for each of its own, a column for each client."""
+    """Return whether the matrix ``after.mixing`` has a row for each row, a column for each client.
+
+    The clients are those before any mixing, ``before`` may have been mixed already.
+    """
     if after.mixing is None:
         return False
     num_clients = before.num_clients
@@ -250,7 +281,7 @@ def _mixes_all_clients(before: RoundUpdates, after: RoundUpdates) -> bool:
 
 
 def _has_same_rows(before: RoundUpdates, after: RoundUpdates) -> bool:
-    """Return whether a round's rows are the same clients' same updates."""
+    """Return whether the rows of both rounds are the same updates of the same clients."""
     if after.client_ids != before.client_ids:
         return False
     if after.client_updates is before.client_updates:
@@ -259,14 +290,14 @@ def _has_same_rows(before: RoundUpdates, after: RoundUpdates) -> bool:
 
 
 class _Move:
-    """Moves the model by coefficients of a round's updates, and knows where that has led.
+    """Moves the model by coefficients of a round's updates, and remembers all destinations.
 
     Parameters
     ----------
     updates : RoundUpdates
         The round's replies, as the stages left them.
     proposed : Aggregation
-        What the rule made of them.
+        The rule's weights of them.
     """
 
     def __init__(self, updates: RoundUpdates, proposed: Aggregation) -> None:
@@ -275,10 +306,11 @@ class _Move:
         self._reached: list[Destination] = []
 
     def __call__(self, coefficients: Tensor) -> Destination:
-        """Return where coefficients ``[m]`` lead."""
+        """Return the destination of a step by coefficients ``[m]``."""
         updates = self._updates
         taken = _taken(self._proposed, coefficients, updates.shortening)
-        # Whatever is chosen, buffers go by the same weights as parameters, lengths aside.
+        # Buffers are averaged by the same weights as parameters, but with their own shortening and
+        # without the rescaling, since their lengths have nothing to do with the parameters'.
         for_buffers = taken.weights_alone * updates.buffer_shortening
         params, buffers = move_model(updates, coefficients, for_buffers)
         if taken.noise is not None:
@@ -288,22 +320,23 @@ class _Move:
         return destination
 
     def has_led_to(self, destination: Destination) -> bool:
-        """Tell whether this very destination is one that it returned."""
+        """Tell whether ``destination`` is an object that this one has returned."""
         return any(destination is reached for reached in self._reached)
 
 
 def _taken(proposed: Aggregation, coefficients: Tensor, shortening: Tensor) -> Aggregation:
-    r"""Return what was proposed with the weights that coefficients stand for.
+    r"""Return the aggregation whose weights lead to coefficients.
 
     .. math:: p_i = a_i / f_i
 
-    with :math:`a_i` the coefficients ``[m]`` and :math:`f_i` the ``shortening`` ``[m]`` of the
-    updates. The proposed weights are returned to the bit where they lead to the coefficients.
+    with :math:`p_i` the weights ``[m]``, :math:`a_i` the coefficients ``[m]`` and :math:`f_i` the
+    ``shortening`` ``[m]`` of the updates; where :math:`f_i` is 0, the weight is 0. If the proposed
+    weights lead to the coefficients, they are returned unchanged, without rounding.
     """
     if torch.equal(coefficients, proposed.weights * shortening):
         return proposed
     counted = shortening > 0
-    # A rule of one's own may give weights in float32.
+    # A user's own rule may give weights in float32.
     own_weights = proposed.weights.double()
     weights = torch.where(counted, coefficients.double() / shortening.double(), 0.0)
     total = own_weights[counted].sum()
@@ -311,15 +344,18 @@ def _taken(proposed: Aggregation, coefficients: Tensor, shortening: Tensor) -> A
         return replace(proposed, weights=weights)
     scaled = weights.sum() / total * own_weights
     if torch.allclose(weights[counted], scaled[counted], rtol=1e-9, atol=0.0):
-        # Of who is shortened to nothing the share of the weight is known all the same.
+        # The coefficients are a share of the proposed ones. So the weight is known even of a client
+        # whose update is shortened to 0: it is the same share of the proposed weight.
         return replace(proposed, weights=torch.where(counted, weights, scaled))
     return replace(proposed, weights=weights, rescaling=_usual_rescaling(proposed))
 
 
 def _usual_rescaling(proposed: Aggregation) -> Tensor | None:
-    """Return by how much other weights rescale updates: none to its own length, all to the usual.
+    """Return the rescaling ``[m]`` for weights that the rule did not propose itself.
 
-    ``[m]``, all alike; ``None`` where the rule rescales nothing.
+    The rule's own rescaling brings each update to a certain length with the weights that it
+    proposed. With other weights each update gets the same factor: the mean of the rule's factors,
+    weighted by its weights. ``None`` if the rule rescales nothing.
     """
     if proposed.rescaling is None:
         return None
@@ -329,7 +365,7 @@ def _usual_rescaling(proposed: Aggregation) -> Tensor | None:
 
 
 def _only(stages: Sequence[_Stage], allowed: str) -> _Stage | None:
-    """Return the one stage of a kind, if there is one; raise ConfigError where there are more."""
+    """Return the only stage among ``stages``, if any; raise ConfigError if there are several."""
     if len(stages) > 1:
         raise ConfigError(f"stages: {stages}; allowed: {allowed}")
     if not stages:

@@ -1,4 +1,4 @@
-"""Server optimizers: the model moves by what an optimizer makes of the rounds' steps."""
+"""Server optimizers: an optimizer turns the rounds' steps into the steps of the model."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ class FedAvgM(ServerOptimizer):
 
     .. math:: m_t = \beta m_{t-1} + s_t, \qquad w_t = w_{t-1} + \eta m_t, \qquad m_0 = 0
 
-    With :math:`\eta = 1 - \beta` the model moves along a running mean of the steps. A step of
-    the model is a sum of the rounds' steps, so that it can be attributed.
+    with :math:`s_t` round t's own step and :math:`w_t` the model after it. With
+    :math:`\eta = 1 - \beta` the model moves along a running mean of the rounds' steps. Each step of
+    the model is a weighted sum of the rounds' steps, so that it can be attributed to clients.
 
     Parameters
     ----------
     momentum : float
-        :math:`\beta`, in [0, 1).
+        The momentum :math:`\beta`, in [0, 1).
     learning_rate : float
-        :math:`\eta` > 0.
+        The server's learning rate :math:`\eta` > 0.
 
     References
     ----------
@@ -51,32 +52,37 @@ class FedAvgM(ServerOptimizer):
 
     @property
     def shares(self) -> list[float]:
-        r"""What each round's step counts for, :math:`\eta \beta^{t-s}`, the newest first."""
+        r"""The factor of each round's step in the model's last step, the newest first.
+
+        It is :math:`\eta \beta^{t-s}` for the step of round s in the step of round t.
+        """
         num_steps = self._going_on.num_steps
         if not self.momentum:
-            num_steps = min(num_steps, 1)  # Earlier ones are not carried on.
+            num_steps = min(num_steps, 1)  # All earlier factors are 0.
         return [self.learning_rate * self.momentum**age for age in range(num_steps)]
 
 
 @dataclass(eq=False)
 class FedAdam(ServerOptimizer):
-    r"""Steps divided, for each parameter, by the root of their mean square.
+    r"""Adam on the rounds' steps: for each parameter, they are divided by their root mean square.
 
     .. math:: m_t = \beta_1 m_{t-1} + (1 - \beta_1) s_t, \qquad
               v_t = \beta_2 v_{t-1} + (1 - \beta_2) s_t^2, \qquad
               w_t = w_{t-1} + \eta \frac{m_t}{\sqrt{v_t} + \tau}
 
-    with :math:`m_0 = 0` and :math:`v_0 = \tau^2`. No update has a coefficient in such a step: it
-    cannot be attributed.
+    with :math:`s_t` round t's own step, :math:`w_t` the model after it, :math:`m_0 = 0` and
+    :math:`v_0 = \tau^2`. The step is no weighted sum of updates, so that it cannot be attributed
+    to clients. Unlike Adam, it has no bias correction.
 
     Parameters
     ----------
     learning_rate : float
-        :math:`\eta` > 0.
+        The server's learning rate :math:`\eta` > 0.
     beta1, beta2 : float
-        :math:`\beta_1` and :math:`\beta_2`, in [0, 1).
+        :math:`\beta_1` and :math:`\beta_2`, the shares of the old mean of the steps, and of the old
+        mean of their squares, that stay; in [0, 1).
     tau : float
-        :math:`\tau` > 0.
+        :math:`\tau` > 0: the larger, the less the steps adapt to each parameter.
 
     References
     ----------
@@ -94,6 +100,7 @@ class FedAdam(ServerOptimizer):
     tau: Tau = 1e-3
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Return the parameters ``[d]`` after the optimizer's step, and its state then."""
         step = after - before  # [d]
         state = self._going_on.state
         mean = state.get("mean", torch.zeros_like(before))
@@ -105,31 +112,35 @@ class FedAdam(ServerOptimizer):
 
     @staticmethod
     def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """Return the mean of the squares ``[d]`` with one step's more."""
+        """Return :math:`v_t` ``[d]`` for ``mean`` = :math:`v_{t-1}`, ``square`` = :math:`s_t^2`."""
         return beta2 * mean + (1 - beta2) * square
 
 
 class FedYogi(FedAdam):
-    r"""As :class:`FedAdam`, but the mean square follows a smaller one slowly.
+    r"""As FedAdam, but the mean square shrinks slowly when steps become smaller.
 
     .. math:: v_t = v_{t-1} - (1 - \beta_2) s_t^2 \operatorname{sign}(v_{t-1} - s_t^2)
+
+    The rest, and the parameters, are those of :class:`FedAdam`.
     """
 
     @staticmethod
     def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:
-        """Return the mean of the squares ``[d]`` with one step's more."""
+        """Return :math:`v_t` ``[d]`` for ``mean`` = :math:`v_{t-1}`, ``square`` = :math:`s_t^2`."""
         return mean - (1 - beta2) * square * (mean - square).sign()
 
 
 class FedAdagrad(FedAdam):
-    r"""As :class:`FedAdam`, but by the root of the sum of all squares; ``beta2`` is of no use.
+    r"""As FedAdam, but steps are divided by the root of the sum of all squares.
 
     .. math:: v_t = v_{t-1} + s_t^2
+
+    The rest, and the parameters, are those of :class:`FedAdam`; ``beta2`` is not used.
     """
 
-    made_of = MappingProxyType({"beta2": None})
+    made_of = MappingProxyType({"beta2": None})  # `beta2` is no setting of this optimizer.
 
     @staticmethod
     def squares(mean: Tensor, square: Tensor, beta2: float) -> Tensor:  # noqa: ARG004
-        """Return the sum of the squares ``[d]`` with one step's more."""
+        """Return :math:`v_t` ``[d]`` for ``mean`` = :math:`v_{t-1}`, ``square`` = :math:`s_t^2`."""
         return mean + square

@@ -1,4 +1,4 @@
-"""What a stage may do to a round, and the stage that moves the model by an optimizer."""
+"""The base class of stages, and the stage that moves the model by an optimizer."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ from fedif_flower.valuation.validation import Validation
 
 
 class Destination(NamedTuple):
-    """Where a round leads, and what its updates were multiplied by.
+    """The model that a round leads to, and the coefficients by which it was made.
 
     Attributes
     ----------
     params, buffers : Tensor
-        ``[d]`` and ``[b]``: the model there.
+        ``[d]`` and ``[b]``: the model.
     coefficients : Tensor
-        ``[m]``: what the updates of the parameters were multiplied by.
-    weights, rescaling : Tensor
-        ``[m]``: the weights in these coefficients, and what of them brings updates to another
-        length, as in :class:`~fedif_flower.round.Aggregation`.
+        ``[m]``: the numbers by which the updates of the parameters were multiplied.
+    weights : Tensor
+        ``[m]``: the coefficients without the factors that shorten updates.
+    rescaling : Tensor, optional
+        ``[m]``: the part of the weights that brings updates to another length, as in
+        :class:`~fedif_flower.round.Aggregation`.
     """
 
     params: Tensor
@@ -50,12 +52,12 @@ class Proposal:
     updates : RoundUpdates
         The round's replies, as the stages left them.
     weights : Tensor
-        ``[m]``: what the strategy gave them.
+        ``[m]``: the strategy's weights of the updates.
     move : callable
-        Takes coefficients ``[m]`` and returns the :class:`Destination` that they lead to; raises
-        ValuationError where the model would not be finite.
+        Takes coefficients ``[m]``, and returns the :class:`Destination` that they lead to. Raises
+        ValuationError if that model is not finite.
     optimizer : ServerOptimizer, optional
-        Leads on from there.
+        The server optimizer, which moves the model on from the destination.
     """
 
     updates: RoundUpdates
@@ -65,27 +67,33 @@ class Proposal:
 
     @property
     def coefficients(self) -> Tensor:
-        """The weights ``[m]`` times what shortens each update."""
+        """The proposed coefficients ``[m]``: the weights times the factors that shorten updates."""
         return self.weights * self.updates.shortening
 
 
 class Stage(CheckedFields):
-    """Does nothing to a round; a stage overrides what it needs, in the order of a round.
+    """Leaves rounds as they are; a stage overrides the methods that it needs.
 
-    What a stage remembers of earlier rounds belongs into :meth:`state_dict`, by which it also
-    forgets a round that fails; one that remembers is for one strategy. Of one that is a dataclass,
-    fields declared as settings are checked (see :mod:`fedif_flower.constructors`).
+    In a round :meth:`arrive` is called first, for each reply; then :meth:`before`, before the
+    updates are weighed; then :meth:`choose`, when they have weights.
+
+    A stage that remembers earlier rounds returns all of that in :meth:`state_dict`: checkpoints
+    keep it, and after a failed round the stage is set back by :meth:`load_state_dict`. Such a stage
+    belongs to one strategy. If a stage is a dataclass, its fields that are declared as settings are
+    checked (see :mod:`fedif_flower.constructors`).
     """
 
-    max_length = math.inf  # Of an update, where the stage bounds it as it arrives.
-    needs_lengths_alone = False  # Where it says so, updates may be masked.
-    makes_groups = False  # Whether the round that is weighed is one of groups, not of clients.
+    max_length = math.inf  # The length to which the stage shortens updates as they arrive.
+    # Whether the stage needs no more of updates than their lengths. Then updates may be hidden from
+    # the server, although the stage overrides `arrive`, `before` or `choose`.
+    needs_lengths_alone = False
+    makes_groups = False  # Whether the stage replaces the clients by groups of them.
 
     def begin(self, validation: Validation | None) -> None:
-        """Be told, before the first round, what the strategy judges by, if anything."""
+        """Take in the strategy's validation set, if it has one, before the first round."""
 
     def require_updates(self, count: int, allowed: str) -> int:  # noqa: ARG002
-        """Return how many updates the rule gets of so many, on which a round may close.
+        """Return how many updates the rule gets if a round closes with ``count`` of them.
 
         Raises
         ------
@@ -95,7 +103,7 @@ class Stage(CheckedFields):
         return count
 
     def why_updates_are_read(self) -> str:
-        """Return why lengths and products of updates are not enough; empty if they are."""
+        """Return why the stage has to see the updates themselves; empty if it has not."""
         if self.needs_lengths_alone:
             return ""
         for hook in ("arrive", "before", "choose"):
@@ -110,24 +118,26 @@ class Stage(CheckedFields):
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round as the strategy is to weigh it.
 
-        What is paid depends on whose work each row is: ``factors`` shorten updates, and
-        ``updates.mixed(matrix)`` puts means of them in their place. A round whose rows changed in
-        another way fails, as far as PyTorch counts changes: not those by NumPy or through ``data``.
+        It has to stay known of which clients' updates each row is made, since contributions are
+        computed from that. So a stage changes updates in two ways only: it sets ``factors`` to
+        shorten them, or calls ``updates.mixed(matrix)`` to replace them by means of them. A round
+        whose rows change in another way fails. Changes in place are found as far as PyTorch counts
+        them: not those made by NumPy or through ``data``.
         """
         return updates
 
     def choose(self, proposal: Proposal) -> Destination:
-        """Return where the round leads; at most one stage of a strategy says so.
+        """Return where the round leads; at most one stage of a strategy overrides this.
 
-        It is what ``proposal.move`` returned for some coefficients; otherwise the round fails.
+        The result has to be one that ``proposal.move`` returned; otherwise the round fails.
         """
         return proposal.move(proposal.coefficients)
 
     def take_back(self) -> None:
-        """Be told that the model goes back to the one before the last step."""
+        """Forget the last step: the model goes back to the one before it."""
 
     def remark(self) -> str:
-        """Return what a reader should know of it when the rounds are over; empty: nothing."""
+        """Return a sentence for the log when the rounds are over; empty if there is none."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,69 +149,80 @@ class Stage(CheckedFields):
 
 
 def overrides(stage: Stage, hook: str) -> bool:
-    """Tell whether a stage has a method of its own in place of one that does nothing."""
+    """Tell whether a stage's class overrides a method of :class:`Stage`."""
     return getattr(type(stage), hook) is not getattr(Stage, hook)
 
 
-# In an optimizer's state: the options that its steps have changed, as some count them there.
+# The key in an optimizer's saved state for options (such as ``lr``) that its steps have changed:
+# some optimizers count their steps there.
 _OPTIONS = "changed options"
 
 
 class _Memory(NamedTuple):
-    """What an optimizer remembers of the steps so far, and how many they are."""
+    """The state that an optimizer keeps between steps, and the number of steps so far."""
 
     state: Mapping[str, Any] = {}
     num_steps: int = 0
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> _Memory:
-        """Return what a saved state says of it."""
+        """Return the memory that a checkpoint holds."""
         return cls(state["state"], int(state["num_steps"]))
 
 
 class ServerOptimizer(Stage):
-    r"""Moves the model by what an optimizer makes of a round's step, taken for a gradient.
+    r"""Moves the model by an optimizer that is given each round's step as a negative gradient.
 
     .. math:: w_t = \mathrm{Opt}(w_{t-1}, -s_t)
 
-    with :math:`s_t` the step that round t leads to without it. A failed round makes no step. Where
-    a model is taken back, what the optimizer remembers goes with it. Buffers are averaged as ever.
+    with :math:`w_t` the model after round t, and :math:`s_t` the step that the round makes without
+    the optimizer, so that :math:`-s_t` is the gradient. A failed round makes no step. If a model
+    is taken back, so is the optimizer's state. Buffers are averaged as without an optimizer.
 
     Parameters
     ----------
     make : callable
-        Takes a list with the parameters ``[d]`` and returns their optimizer, such as
-        ``partial(torch.optim.RMSprop, lr=0.01)``.
+        Takes a list with one tensor, the parameters ``[d]``, and returns an optimizer of them, such
+        as ``partial(torch.optim.RMSprop, lr=0.01)``. It is called anew for each step.
     """
 
-    keeps_coefficients = False  # Whether a sum of updates times coefficients stays one.
+    # Whether the model's step is a sum of updates times coefficients if each round's step is one.
+    keeps_coefficients = False
     _memory = _Memory()
-    _memory_before = _Memory()  # Of the model before this one.
-    _begins_anew = False  # With the next step: what it remembers stays until that is made.
+    _memory_before = _Memory()  # The memory that belongs to the model before this one.
+    # Whether the next step is made without memory. The memory is kept until that step is made, in
+    # case the model is taken back.
+    _begins_anew = False
 
     def __init__(self, make: Callable[[list[Tensor]], Optimizer]) -> None:
         self._make = make
 
     def __repr__(self) -> str:
-        """Name what makes the optimizer."""
+        """Return the class and the function that makes the optimizer."""
         return f"{type(self).__name__}({self._make})"
 
     @property
     def moves_on(self) -> bool:
-        """Whether the steps so far would move the model without a new one."""
+        """Whether the optimizer may move the model even if a round's own step is 0."""
         return bool(self._going_on.state)
 
     @property
     def shares(self) -> list[float]:
-        """What each round's step counts for in the last one, the newest first; or empty."""
+        """The factor of each round's step in the model's last step, the newest first.
+
+        Empty if the model's step is no such sum.
+        """
         return []
 
     def lead(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return the parameters ``[d]`` that a step from ``before`` to ``after`` leads to."""
+        """Return the parameters ``[d]`` to which the optimizer leads; remember nothing.
+
+        ``before`` and ``after`` are ``[d]``: the model before and after the round's own step.
+        """
         return self._stepped(before, after)[0]
 
     def advance(self, before: Tensor, after: Tensor) -> Tensor:
-        """Return what :meth:`lead` does, and let the optimizer remember the step."""
+        """Return the same parameters as :meth:`lead`, and remember the step."""
         params, state = self._stepped(before, after)
         num_steps = self._going_on.num_steps + 1
         self._memory_before = self._memory
@@ -211,12 +232,12 @@ class ServerOptimizer(Stage):
 
     @property
     def _going_on(self) -> _Memory:
-        """What the next step goes on with."""
+        """The memory that the next step starts from."""
         return _Memory() if self._begins_anew else self._memory
 
     @contextmanager
     def anew(self) -> Iterator[None]:
-        """Lead for a while as if there had been no steps."""
+        """Let :meth:`lead` work without memory, as before the first step, inside the block."""
         before = self._begins_anew
         self._begins_anew = True
         try:
@@ -225,11 +246,14 @@ class ServerOptimizer(Stage):
             self._begins_anew = before
 
     def restart(self) -> None:
-        """Go on as if there had been no steps; where the next one is taken back, there were."""
+        """Make the next step without memory, as the first one.
+
+        If the model after that step is taken back, the present memory returns with it.
+        """
         self._begins_anew = True
 
     def take_back(self) -> None:
-        """Forget the last step: the model that it made is taken back."""
+        """Forget the last step, since the model that it made is taken back."""
         self._memory = self._memory_before
         self._begins_anew = False
 
@@ -244,20 +268,20 @@ class ServerOptimizer(Stage):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         self._memory = _Memory.from_state(state)
-        # Earlier versions did not keep what goes back with a model.
+        # States that earlier versions saved lack these two.
         self._memory_before = _Memory.from_state(state.get("before", state))
         self._begins_anew = bool(state.get("begins_anew", False))
 
     def require_step(self, params: Tensor) -> None:
-        """Raise ConfigError unless it can take a step from these parameters ``[d]``.
+        """Raise ConfigError unless the optimizer can take a step of 0 from parameters ``[d]``.
 
-        Nothing is remembered of the step.
+        The step is not remembered.
         """
         try:
             led_to = self.lead(params, params)
             if not all_finite(led_to):
                 raise ValueError("where a gradient is 0 it leads to NaN or Inf")
-        except Exception as error:  # out of a user's own optimizer, as likely as not
+        except Exception as error:  # Any error, since the optimizer may be a user's own.
             raise ConfigError(
                 f"stages: {self!r} takes no step: {type(error).__name__}: {error}; allowed: a "
                 "function that takes a list of parameters and returns their torch.optim.Optimizer, "
@@ -265,7 +289,11 @@ class ServerOptimizer(Stage):
             ) from error
 
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
-        """Return where the optimizer goes ``[d]``, and what it then remembers."""
+        """Return the parameters ``[d]`` after the optimizer's step, and its state then.
+
+        The optimizer is made anew, given the remembered state, and makes one step. So its state is
+        plain data that can be saved, set back, or tried without consequences.
+        """
         params = before.clone()
         optimizer = self._make([params])
         group = optimizer.param_groups[0]
@@ -289,12 +317,12 @@ class ServerOptimizer(Stage):
 
 
 def _options_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return copies of what an optimizer's group holds beside its parameters."""
+    """Return copies of the options of an optimizer's parameter group, such as ``lr``."""
     return {name: deepcopy(value) for name, value in group.items() if name != "params"}
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Tell whether an option still has its value."""
+    """Tell whether two values of an option are the same, in type and value."""
     if isinstance(value, Tensor) and isinstance(other, Tensor):
         return torch.equal(value, other)
     return type(value) is type(other) and value == other
