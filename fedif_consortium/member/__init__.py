@@ -1,1 +1,1 @@
-"""What a member's own host allows, keeps and looks at: not the server's, nor the app's."""
+"""The member's own side: what its host allows, keeps and inspects, whatever server and app do."""

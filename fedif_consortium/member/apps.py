@@ -1,7 +1,8 @@
-"""Which apps run at a member: bundles in a folder, or those that somebody on its list signed.
+"""Decides which apps run at a member: those that it approved, or that people on its list signed.
 
-A bundle is what Flower sends to a SuperNode: a zip with the app's files. Its SHA-256 names it. One
-that was not approved may be hostile: it is never unpacked to disk, and nothing of it is imported.
+Flower sends an app to a SuperNode as a *bundle*, a zip with the app's files, and names it by its
+SHA-256. A bundle that was not approved may be hostile: it is never unpacked to disk, and none of
+its code is imported.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from fedif_flower.foreign import read_whole, refused_as
 from fedif_flower.settings import Settings, setting
 from fedif_flower.storage import make_folder, write_atomically
 
-MOST_BYTES = 10 * 2**20  # Flower makes none that is larger.
-MOST_UNPACKED = 200 * 2**20
+MOST_BYTES = 10 * 2**20  # Flower makes no larger bundles.
+MOST_UNPACKED = 200 * 2**20  # Bytes of all files of a bundle together.
 MOST_FILES = 10_000
-MANIFEST = ".info/CONTENT"  # Follows from the other files.
-MOST_REFUSED = 4  # Kept for `fedif app show`; then the oldest goes.
-_TYPE = "application/vnd.fedif.app"
+MANIFEST = ".info/CONTENT"  # Flower's list of a bundle's files, which follows from these.
+MOST_REFUSED = 4  # Refused bundles that are kept for `fedif app show`; then the oldest is removed.
+_TYPE = "application/vnd.fedif.app"  # The payload type of a bundle's signature.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -56,18 +57,18 @@ class AppRules(Settings):
 
 @dataclass(frozen=True)
 class AppBundle:
-    """A bundle, read.
+    """A bundle, with its files in memory.
 
     Attributes
     ----------
     content : bytes
         The zip.
     digest : str
-        Its SHA-256, 64 hexadecimal digits.
+        The SHA-256 of the zip, 64 hexadecimal digits.
     files : mapping of str to bytes
-        Its files by path.
+        The content of its files by path.
     name, version : str
-        As its ``pyproject.toml`` says: ``publisher/name``.
+        The app's ``publisher/name`` and version, by its ``pyproject.toml``.
     """
 
     content: bytes
@@ -83,12 +84,12 @@ def bundle_digest(content: bytes) -> str:
 
 
 def read_bundle(content: bytes, name: str) -> AppBundle:
-    """Return a bundle; ``name`` is what an error calls it.
+    """Return the bundle in a zip; error messages call it ``name``.
 
     Raises
     ------
     ConfigError
-        If it is none, or unpacks to more than it may.
+        If ``content`` is no bundle, or the bundle is too large, packed or unpacked.
     """
     if len(content) > MOST_BYTES:
         raise ConfigError(f"{name} has {len(content)} bytes; allowed: at most {MOST_BYTES}")
@@ -102,10 +103,10 @@ def read_bundle(content: bytes, name: str) -> AppBundle:
 
 
 def _unpacked_files(content: bytes, name: str) -> dict[str, bytes]:
-    """Return the files of a zip by path; ``name`` is what an error calls it."""
+    """Return the files of a zip by path; error messages call the zip ``name``."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
-        # Sizes are checked before anything is unpacked; zipfile unpacks no more than they say.
+        # Check the declared sizes before unpacking; zipfile unpacks no more than these.
         unpacked_size = sum(info.file_size for info in infos)
         if len(infos) > MOST_FILES or unpacked_size > MOST_UNPACKED:
             raise ConfigError(
@@ -121,9 +122,9 @@ def _unpacked_files(content: bytes, name: str) -> dict[str, bytes]:
 
 
 def _is_normal(path: str) -> bool:
-    """Return whether a path lies in the bundle, and is written in one way only.
+    """Return whether a path lies within the bundle and is written in normal form.
 
-    Unpacked, ``./app.py`` would take the place of ``app.py``.
+    Otherwise two paths could name one file: ``./app.py`` would replace ``app.py`` when unpacked.
     """
     if "\\" in path or path.startswith(("/", "..")):
         return False
@@ -131,9 +132,10 @@ def _is_normal(path: str) -> bool:
 
 
 def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
-    """Return the name and the content of a signature's file, detached from the bundle.
+    """Return the name and the content of a file with a signature of a bundle.
 
-    It is an envelope (:mod:`~fedif_consortium.evidence.dsse`) whose content is the bundle's digest.
+    The file is an envelope (:mod:`~fedif_consortium.evidence.dsse`) whose content is the bundle's
+    digest; it does not hold the bundle.
     """
     envelope = Envelope(payload_type=_TYPE, payload=digest.encode()).signed_by(key)
     key_id = envelope.signatures[0].keyid
@@ -141,21 +143,21 @@ def sign_bundle(digest: str, key: SigningKey) -> tuple[str, bytes]:
 
 
 class MemberApps:
-    """A member's apps: what runs, who says so, and what was refused.
+    """A member's apps: which may run, who approved them, and which were refused.
 
     Parameters
     ----------
     rules : AppRules
-        With folders as the policy's file has them.
+        The section ``[apps]`` of the policy.
     beside : Path
-        The folder of the policy's file.
+        The folder of the policy's file, to which the rules' folders are relative.
     state : Path
-        Where what was refused is kept.
+        The folder of the policy's state, in which refused bundles are kept.
 
     Raises
     ------
     ConfigError
-        If a signer's key cannot be read, or there are too few.
+        If a signer's key cannot be read, or there are fewer keys than ``least-signers``.
     """
 
     def __init__(self, rules: AppRules, beside: Path, state: Path) -> None:
@@ -166,7 +168,7 @@ class MemberApps:
         self._signers: Mapping[str, VerifyingKey] = {}
         if rules.signers:
             keys = read_members(beside / rules.signers)
-            # A key that its holder had before may be somebody else's by now.
+            # Earlier keys of a holder do not count: somebody else may have them by now.
             self._signers = {name: key for name, key in keys.items() if holder_of(name) == name}
             if len(self._signers) < self._least_signers:
                 raise ConfigError(
@@ -175,23 +177,23 @@ class MemberApps:
                 )
 
     def signers_of(self, digest: str) -> list[str]:
-        """Return who on the member's list signed a bundle; no signature counts for nobody."""
+        """Return the names on the member's list whose keys signed a bundle, sorted."""
         signers = set()
         for path in self.signatures.glob(f"{digest}.*.sig"):
             try:
                 envelope = read_envelope(read_whole(path), str(path))
                 if envelope.payload_type != _TYPE or envelope.payload != digest.encode():
                     continue
-                # All of them or none: where one is damaged, the file counts for nothing.
+                # A file counts for nothing if one of its signatures is damaged.
                 names = [envelope.signer(entry, self._signers) for entry in envelope.signatures]
             except (OSError, EvidenceError):
                 continue
             signers.update(names)
-        signers.discard("")  # Of a signature by nobody on the list.
+        signers.discard("")  # Stands for signatures with keys that are not on the list.
         return sorted(signers)
 
     def approval(self, digest: str) -> str:
-        """Return why a bundle runs, in words; empty: it does not."""
+        """Return why a bundle may run, in words; empty if it may not."""
         if not _DIGEST.fullmatch(digest):
             return ""
         if _path(self.approved, digest).is_file():
@@ -202,18 +204,18 @@ class MemberApps:
         return f"signed by {', '.join(signers)}"
 
     def digests(self) -> list[str]:
-        """Return the digests of the bundles that run here, as far as they are known."""
+        """Return the digests of all bundles that may run and have a file here, sorted."""
         names = {path.stem for path in self.approved.glob("*.fab")}
         names |= {path.name.partition(".")[0] for path in self.signatures.glob("*.sig")}
         return [digest for digest in sorted(names) if self.approval(digest)]
 
     def approve(self, bundle: AppBundle) -> Path:
-        """Let a bundle run; return its file.
+        """Approve a bundle, and return the path of its file.
 
         Raises
         ------
         StorageError
-            If it cannot be written.
+            If the file cannot be written.
         """
         make_folder(self.approved)
         path = _path(self.approved, bundle.digest)
@@ -222,19 +224,21 @@ class MemberApps:
         return path
 
     def keep_refused(self, digest: str, fetch: Callable[[], bytes]) -> None:
-        """Keep a bundle that was refused, instead of the oldest one where there are too many.
+        """Keep a refused bundle for ``fedif app show``, and only the last four of these.
+
+        A bundle is not kept if its digest is another one, or it is too large.
 
         Parameters
         ----------
         digest : str
-            The bundle's, as the server says.
+            The bundle's digest, as the server says.
         fetch : callable
-            Returns the bundle; called unless it is kept already.
+            Returns the bundle's content. It is not called if the bundle is kept already.
 
         Raises
         ------
         StorageError
-            If it cannot be written.
+            If the bundle cannot be written.
         """
         path = _path(self.refused, digest)
         if path.is_file():
@@ -249,16 +253,23 @@ class MemberApps:
             file.unlink(missing_ok=True)
 
     def find(self, beginning: str) -> AppBundle:
-        """Return a folder's or a file's bundle, or the one here whose digest begins so.
+        """Return the bundle that a user names.
+
+        Parameters
+        ----------
+        beginning : str
+            A folder with a Flower app, a file with a bundle, or the first digits of the digest of
+            an approved or refused bundle.
 
         Raises
         ------
         ConfigError
-            If there is none, or more than one.
+            If there is no such bundle, or more than one.
         """
         place = Path(beginning)
         if place.is_dir():
-            from flwr.cli.build import build_fab_from_disk  # A guard needs no command of Flower's.
+            # Imported here, since a guard never needs it.
+            from flwr.cli.build import build_fab_from_disk
 
             with refused_as(ConfigError, f"{beginning} is no Flower app"):
                 return read_bundle(build_fab_from_disk(place), beginning)

@@ -1,4 +1,4 @@
-"""What each single example does to a held-out loss, and how far its neighbours agree with it."""
+"""The influence of single examples on a held-out loss, and how far their neighbours agree."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.rows import num_rows, take_rows
 from fedif_flower.valuation.objective import Objective, PairObjective
 
-_BLOCK = 256  # Examples whose similarities to all others are in memory at a time.
+_BLOCK = 256  # The number of examples whose similarities to all others are in memory at a time.
 
 
 class ExampleInfluence(NamedTuple):
-    """Each example's loss ``[n]``, and its gradient's product ``[n]`` with another, float64."""
+    """Losses and gradients' products of n examples, see :func:`example_influence`.
+
+    Attributes
+    ----------
+    losses : Tensor
+        ``[n]`` float64: each example's loss.
+    products : Tensor
+        ``[n]`` float64: the inner product of each example's gradient with the given one.
+    """
 
     losses: Tensor
     products: Tensor
@@ -26,22 +34,25 @@ class ExampleInfluence(NamedTuple):
 def example_influence(
     model: nn.Module, objective: Objective, batches: Iterable[Any], gradient: Tensor
 ) -> ExampleInfluence:
-    r"""Return each example's loss, and how far its gradient points along a given one.
+    r"""Return each example's loss, and the inner product of its gradient with a given gradient.
 
     .. math:: p_i = \langle \nabla \ell_i(w), G \rangle
               = \left. \frac{\mathrm{d}}{\mathrm{d} \epsilon} \ell_i(w + \epsilon G)
                 \right|_{\epsilon = 0}
 
-    A step of SGD on example i alone changes a held-out loss, whose gradient is G, by
-    :math:`-\eta p_i` to first order: where :math:`p_i < 0`, learning the example does harm. The
-    right side is one forward pass with dual numbers: no gradient of an example is ever formed.
+    with the parameters w, the loss :math:`\ell_i` of example i, and the gradient G of a held-out
+    loss at w. A step of SGD with learning rate :math:`\eta` on example i alone changes the held-out
+    loss by :math:`-\eta p_i` to first order. So if :math:`p_i < 0`, learning the example does harm.
+
+    The right side needs one forward pass with dual numbers, and no gradient of a single example.
+    If a layer does not support forward differentiation, each example gets a backward pass instead.
 
     Parameters
     ----------
     model : torch.nn.Module
-        In eval mode, with the parameters w.
+        The model with the parameters w, in eval mode.
     objective : Objective
-        How a batch is judged.
+        Computes the loss of a batch.
     batches : iterable
         Batches of any structure whose tensors all have the examples in their first dimension.
     gradient : Tensor
@@ -50,20 +61,20 @@ def example_influence(
     Returns
     -------
     ExampleInfluence
-        In the order of the examples.
+        Losses and products, in the order of the examples.
 
     Raises
     ------
     ConfigError
         If there are no examples.
     ValuationError
-        If a batch cannot be taken apart.
+        If a batch cannot be divided into examples.
 
     References
     ----------
     Pruthi et al., *Estimating Training Data Influence by Tracing Gradient Descent*, 2020.
     """
-    weights = {}  # By their names in _ExampleLosses.
+    weights = {}  # The trainable parameters by their names in _ExampleLosses.
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             weights[f"model.{name}"] = parameter.detach()
@@ -95,7 +106,7 @@ def _backward_by_example(
     weights: dict[str, Tensor],
     direction: dict[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return losses ``[n]`` and products ``[n]`` by one backward pass for each example."""
+    """Return losses ``[n]`` and products ``[n]``, with one backward pass for each example."""
     parameters = {name: weight.clone().requires_grad_() for name, weight in weights.items()}
     losses = losses_at(parameters)
     products = []
@@ -109,7 +120,7 @@ def _backward_by_example(
 
 
 class _ExampleLosses(nn.Module):
-    """A model whose output is the loss of each example of a batch ``[n]``."""
+    """A model whose output is the loss ``[n]`` of each example of a batch."""
 
     def __init__(self, model: nn.Module, objective: Objective) -> None:
         super().__init__()
@@ -124,7 +135,7 @@ class _ExampleLosses(nn.Module):
                 "a batch's tensors differ in length: its examples cannot be told apart"
             )
         if isinstance(objective, PairObjective):
-            # One forward pass for the batch: only the loss is taken apart.
+            # One forward pass for the whole batch, and a loss for each row of its outputs.
             *inputs, targets = batch
             pair = (self.model(*inputs), targets)
             losses = [objective.loss_fn(*_row(pair, i)) for i in range(count)]
@@ -134,30 +145,31 @@ class _ExampleLosses(nn.Module):
 
 
 def _row(batch: Any, row: int) -> Any:
-    """Return a batch of one of its examples."""
+    """Return a batch with the example at ``row`` alone."""
     return take_rows(batch, torch.tensor([row]))
 
 
 def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
-    r"""Return which share of each example's nearest others has its label.
+    r"""Return, for each example, the share of its k nearest neighbours that have its label.
 
     .. math:: a_i = \frac{1}{k} \left| \{ j \in N_k(i) : y_j = y_i \} \right|
 
-    with :math:`N_k(i)` the k others of greatest cosine similarity to example i.
+    with the labels :math:`y_i`, and :math:`N_k(i)` the k other examples of greatest cosine
+    similarity to example i.
 
     Parameters
     ----------
     features : Tensor
-        ``[n, f]``.
+        ``[n, f]``: the examples' features.
     labels : Tensor
-        ``[n]``.
+        ``[n]``: their class labels.
     k : int
-        >= 1; of fewer others, all count.
+        The number of neighbours >= 1. If there are fewer other examples, all of them count.
 
     Returns
     -------
     Tensor
-        ``[n]`` float64 in [0, 1]; NaN for a single example.
+        ``[n]`` float64 in [0, 1]; NaN if there is only one example.
     """
     count = len(features)
     k = min(k, count - 1)
@@ -166,7 +178,7 @@ def neighbour_agreement(features: Tensor, labels: Tensor, k: int) -> Tensor:
     for start in range(0, count, _BLOCK):
         similarities = unit[start : start + _BLOCK] @ unit.T  # [b, n]
         rows = torch.arange(len(similarities))
-        similarities[rows, start + rows] = -torch.inf  # Nobody is its own neighbour.
+        similarities[rows, start + rows] = -torch.inf  # No example is its own neighbour.
         nearest = similarities.topk(k, dim=1).indices  # [b, k]
         block_labels = labels[start : start + len(similarities)]  # [b]
         has_same_label = labels[nearest] == block_labels[:, None]  # [b, k]

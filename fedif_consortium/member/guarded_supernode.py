@@ -1,10 +1,10 @@
-"""``flower-supernode`` for a member with a policy of its own: what runs, when, what leaves.
+"""``flower-supernode`` within the limits of a member's policy: what runs, when, and what leaves.
 
 Flower 1.41 runs whatever app the server sends, with whatever run config, and sends back whatever
-the app replies. Here the member's own file decides
-(:mod:`~fedif_consortium.member.policy`, ``docs/member-policy.md``), before an app starts and before
-a reply leaves (:mod:`~fedif_consortium.member.message_guard`). The guard cannot stop an app that
-runs from reading what its user may read, or from opening connections of its own. systemd can: see
+the app replies. Here a *guard* asks the member's policy
+(:mod:`~fedif_consortium.member.policy`, ``docs/member-policy.md``) before an app starts and before
+a reply leaves (:mod:`~fedif_consortium.member.message_guard`). The guard cannot keep a running app
+from reading files that its user may read, or from opening connections. systemd can, see
 ``deploy/systemd/fedif-node.service``.
 """
 
@@ -30,7 +30,8 @@ from fedif_flower.run.logs import show_logs
 from fedif_flower.runtime.supernode import COMMAND, prepare
 from fedif_flower.storage import writing
 
-logger = logging.getLogger("fedif_consortium.member.guarded_supernode")  # Not as __main__.
+# With its full name, since this module is run as __main__.
+logger = logging.getLogger("fedif_consortium.member.guarded_supernode")
 
 USAGE = """\
 usage: python -m fedif_consortium.member.guarded_supernode POLICY ARGUMENT...
@@ -38,12 +39,15 @@ usage: python -m fedif_consortium.member.guarded_supernode POLICY ARGUMENT...
 Run flower-supernode with its own arguments (flower-supernode --help lists them), in the limits of
 a member's policy: a file, or the folder of member-policy.toml, without which the defaults hold.
 See docs/member-policy.md."""
-APPS = "flower"  # In the policy's state: Flower's folder, where it unpacks apps.
+APPS = "flower"  # The folder in the policy's state into which Flower unpacks apps.
 _LOOP = "flwr.supernode.start_client_internal"
 
 
 def login_key(arguments: Sequence[str]) -> str:
-    """Return the file of the key that a SuperNode logs in with; empty: its arguments name none."""
+    """Return the path of the private key with which a SuperNode logs in; empty if it has none.
+
+    ``arguments`` are those of ``flower-supernode``.
+    """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--auth-supernode-private-key", dest="key")
     known_arguments, _ = parser.parse_known_args(arguments)
@@ -53,13 +57,21 @@ def login_key(arguments: Sequence[str]) -> str:
 
 
 def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
-    """Put a guard into Flower's SuperNode, which has no hook of its own for this.
+    """Put a guard into Flower's SuperNode; replace two of its functions, since it has no hook.
+
+    Parameters
+    ----------
+    policy : MemberPolicy
+        The member's policy.
+    arguments : sequence of str
+        The arguments of ``flower-supernode``.
 
     Raises
     ------
     FedIFError
-        If the log is in use, cannot be written, or was changed; if counts are damaged, noise is
-        to be added and cannot be, or the SuperNode's key cannot be read.
+        If the node's log is in use, cannot be written or was changed; the counts of rounds or the
+        seen attempts are damaged; noise is set but cannot be added; or the SuperNode's key cannot
+        be read.
     """
     command: Any = import_module(COMMAND)
     loop: Any = import_module(_LOOP)
@@ -73,13 +85,13 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
     connect = loop.http_request_response
 
     def start_guarded(*, state_factory: Any, node_config: Any, **options: Any) -> None:
-        """Start the SuperNode's loop, whose connections have a guard."""
+        """Start the SuperNode's loop, with a guard in its connections."""
         store = state_factory.objectstore_factory.store()
         node_config = node_config or {}
 
         @contextmanager
         def connect_guarded(*arguments: Any) -> Iterator[Connection]:
-            """Connect as Flower does, with a guard."""
+            """Connect as Flower does, and put the guard into the connection."""
             with connect(*arguments) as functions:
                 yield guard.guarded(Connection(*functions), store, node_config)
 
@@ -91,19 +103,19 @@ def install(policy: MemberPolicy, arguments: Sequence[str]) -> None:
 
 
 def _use_own_folder(home: Path) -> None:
-    """Let Flower unpack apps into an empty folder.
+    """Let Flower unpack apps into the folder ``home``, which is emptied first.
 
-    It runs what lies in a folder that eight digits of a bundle's digest name: another app's code,
-    if that was unpacked there before.
+    Flower names an app's folder by eight digits of the bundle's digest only, and runs what lies
+    there. So it could run another app's code that was unpacked there earlier.
     """
     shutil.rmtree(home, ignore_errors=True)
-    with writing(home):  # What could not be removed is there still.
+    with writing(home):  # mkdir fails if the folder could not be removed.
         home.mkdir(mode=0o700, parents=True)
     os.environ["FLWR_HOME"] = str(home)
 
 
 def main() -> None:
-    """Run ``flower-supernode`` with its own arguments, guarded."""
+    """Run ``flower-supernode`` with its own arguments and a guard."""
     if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
         sys.exit(USAGE)
     try:

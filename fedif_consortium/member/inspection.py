@@ -1,4 +1,4 @@
-"""A member's own examples, judged by what the server published: which of them do harm."""
+"""A member judges its own examples by the gradients that the server published."""
 
 from __future__ import annotations
 
@@ -33,27 +33,31 @@ from fedif_flower.tasks.structures import to_device
 from fedif_flower.tasks.task import Data, Task
 from fedif_flower.valuation.objective import PairObjective, objective_of
 
-NEIGHBOURS = 10
-BATCH = 100  # Examples in memory at a time, with their layers' outputs.
+NEIGHBOURS = 10  # How many neighbours of an example are compared with it.
+BATCH = 100  # The number of examples in memory at a time, with their layers' outputs.
 
 
 class Line(NamedTuple):
-    """What the published gradients say of an example; the one of the largest loss has rank 1.
+    """What the published gradients say of one example.
 
     Attributes
     ----------
-    rank, example : int
-        Its places among the likeliest mislabelled ones, and in the data.
+    rank : int
+        The example's place by its loss, the largest first: rank 1 is the likeliest to be
+        mislabelled.
+    example : int
+        Its index in the data, from 0.
     file, label : str
-        Where it lies, and its class; empty where there are none.
+        Its file and its class; empty if there are none.
     influence : float
-        Mean over the rounds of the product of the example's gradient with the published one, over
-        the latter's length; below 0: learning the example raised the server's loss.
+        The inner product of the example's gradient with the published gradient, divided by the
+        latter's length, as the mean over the rounds. If it is below 0, learning the example raised
+        the server's loss.
     loss : float
-        The example's own, mean over the rounds.
+        The example's loss, as the mean over the rounds.
     agreement : float, optional
-        Share of its neighbours with its label; ``None`` where there are no classes, or the model's
-        answers to one batch and another cannot be compared.
+        The share of its nearest neighbours that have its label. ``None`` if there are no classes,
+        or the model's features of two batches cannot be compared.
     """
 
     rank: int
@@ -77,15 +81,15 @@ def inspect_examples(
     Parameters
     ----------
     task : Task
-        What the federation is about.
+        The federation's task.
     data : Data
-        The member's, as the task gives them.
+        The member's data, as the task loads them.
     rounds : iterable of KeptGradient
-        At least one; read one after the other.
+        At least one kept round. They are read one after the other.
     files : sequence of Path
-        Each example's, if they lie in files of their own.
+        The file of each example; empty if examples have no files of their own.
     device : str
-        Where it is computed.
+        The device that computes, or ``"auto"``.
 
     Raises
     ------
@@ -96,7 +100,7 @@ def inspect_examples(
     model = task.build_model(seed=0).to(compute_device).eval()
     objective = objective_of(task.loss, task.batch_loss)
     if isinstance(data, DataLoader) and data.batch_sampler is not None:
-        # In the same order each time: a loader may shuffle them.
+        # A new loader, since the member's may shuffle: each round needs the examples in one order.
         data = DataLoader(data.dataset, BATCH, collate_fn=data.collate_fn)
     transformed = task.transformed(data)
 
@@ -111,6 +115,7 @@ def inspect_examples(
         gradient = _gradient_of(model, kept_round).to(compute_device)
         with own_randomness(0, compute_device):  # A model may draw at random in eval mode too.
             of_examples = example_influence(model, objective, read(), gradient)
+        # The bound keeps a gradient of zeros from a division by 0.
         norm = gradient.double().norm().clamp_min(1e-300).cpu()
         influences.append(of_examples.products / norm)
         losses.append(of_examples.losses)
@@ -163,7 +168,7 @@ def _lines(
 
 
 def _class_name(task: Task, label: int) -> str:
-    """Return what a task calls a class; one without a name is called by its number."""
+    """Return a class's name by the task's facts, or its number if it has no name."""
     names: Sequence[str] = task.facts.get("classes", ())
     if 0 <= label < len(names):
         return str(names[label])
@@ -171,7 +176,7 @@ def _class_name(task: Task, label: int) -> str:
 
 
 def _load_model(model: nn.Module, kept_round: KeptGradient) -> None:
-    """Load a round's model, or raise ConfigError: it is another one than the task's."""
+    """Load a round's model; raise ConfigError if it is not the task's model."""
     reason = (
         f"the kept model of round {kept_round.server_round} is not the model of this task: was it "
         "of another run? Keep each in a folder of its own"
@@ -182,7 +187,7 @@ def _load_model(model: nn.Module, kept_round: KeptGradient) -> None:
 
 
 def _gradient_of(model: nn.Module, kept_round: KeptGradient) -> Tensor:
-    """Return a round's gradient ``[d]``, or raise ConfigError: it is another model's."""
+    """Return a round's gradient ``[d]``; raise ConfigError if its length is not the model's."""
     expected = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
     with refused_as(ConfigError, f"{kept_round.file} holds no gradient of this model"):
         gradient = torch.from_numpy(kept_round.gradient)
@@ -192,7 +197,7 @@ def _gradient_of(model: nn.Module, kept_round: KeptGradient) -> Tensor:
 
 
 def _read_labels(batches: Iterable[Any]) -> Tensor | None:
-    """Return the examples' class labels ``[n]``; ``None``: they have none."""
+    """Return the examples' class labels ``[n]``; ``None`` if they have none."""
     labels = []
     for batch in batches:
         batch_labels = class_labels(batch)
@@ -204,21 +209,23 @@ def _read_labels(batches: Iterable[Any]) -> Tensor | None:
 
 
 def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:
-    """Return the task of a kept round, and this node's data of it.
+    """Return the task of a kept round, and this node's data for it.
 
     Parameters
     ----------
     kept : KeptGradient
-        What the server said of the run.
+        A kept round, with what the server said of its run.
     node : NodeConfig
-        This host's: where its data lie, what it may import.
+        The node's config: where its data lie, and what it may import.
     task_name : str
-        ``module:object`` in place of an app's own task; empty: as the server said.
+        The task as ``module:object``; empty: the task that the server named. It is needed if the
+        run was about an app's own task.
 
     Raises
     ------
     ConfigError, DataError
-        If there is no such task, or the data cannot be read.
+        If there is no such task, the node's config does not let it be imported, or the data cannot
+        be read.
     """
     with refused_as(ConfigError, f"what {kept.file} says of the run cannot be read"):
         config = ClientConfig.from_json(kept.config)
@@ -240,7 +247,7 @@ def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[T
 
 
 def files_of(kept: KeptGradient, node: NodeConfig) -> list[Path]:
-    """Return the file of each example, where the node has a tree of images; else none."""
+    """Return the file of each example if the node's data are a tree of images, or else ``[]``."""
     config = ClientConfig.from_json(kept.config)
     if config.task != IMAGES or node.num_partitions is not None or not node.data_dir:
         return []

@@ -1,9 +1,10 @@
-"""What stands between a SuperNode and its SuperLink: the member's policy, for any Flower app.
+"""The guard between a SuperNode and its SuperLink: it enforces the member's policy on messages.
 
-A SuperNode of Flower 1.41 talks to its SuperLink by eight functions. This guard has its place
-before them: a message that the policy forbids is answered with an error before any app is started
-for it, and a reply leaves as the policy allows, made anew from its records: nothing else that the
-app wrote, such as metadata, leaves with it.
+A SuperNode of Flower 1.41 talks to its SuperLink through eight functions, which the guard wraps. If
+the policy forbids a message, the guard answers it with an error, and no app is started for it.
+Otherwise the app's reply leaves as the policy allows. The guard makes it anew from the reply's
+records, so that nothing else that the app wrote, such as metadata, leaves. Any Flower app can run
+behind it.
 """
 
 from __future__ import annotations
@@ -51,15 +52,16 @@ from fedif_flower.settings import Scalar
 logger = logging.getLogger(__name__)
 
 REFUSED = ErrorCode.MOD_FAILED_PRECONDITION
-WHOLE_SECONDS = 600.0  # For a reply that its app has announced to be there.
-_FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION  # The app's own code would be text.
+WHOLE_SECONDS = 600.0  # How long the guard waits until all objects of an announced reply are there.
+# Every error of an app has this code: with a code of its own choice, an app could send data.
+_FAILED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 _SEE_LOG = "the app failed; the reason is in the member's log"
 _OTHER_OBJECTS = "the objects are not those of the message"
 _POLL_SECONDS = 0.1
 
 
 class Connection(NamedTuple):
-    """What Flower's connection consists of, in its order."""
+    """The node's id and the functions of Flower's connection, in Flower's order."""
 
     node_id: int
     receive: Callable[[], tuple[Message, Any] | None]
@@ -72,20 +74,20 @@ class Connection(NamedTuple):
 
 
 class MessageGuard:
-    """Passes on, both ways, what a member's policy allows.
+    """Passes on the messages and replies that a member's policy allows, and refuses the others.
 
     Parameters
     ----------
     policy : MemberPolicy
-        The member's.
-    key : SigningKey, optional
-        Signs what leaves; ``None``: nothing is signed.
+        The member's policy.
+    key : private key, optional
+        Signs updates as they leave; ``None``: nothing is signed.
 
     Raises
     ------
     FedIFError
-        If the log is in use, cannot be written, or was changed; if counts or what is remembered of
-        attempts are damaged, or noise is to be added and cannot be.
+        If the node's log is in use, cannot be written or was changed; the counts of rounds or the
+        seen attempts are damaged; or noise is set but cannot be added.
     """
 
     connection: Connection
@@ -99,27 +101,29 @@ class MessageGuard:
         self.attempts = SeenAttempts(policy.state)
         self.log = NodeLog(policy.state / "node-log")
         self.leaves = OutgoingPolicy(policy.leaves, self.log)
-        # Of the runs that the member takes part in. Bundles are by digest: runs are many, apps few.
+        # Admitted runs and their run configs by Flower's run id, and their bundles (Flower's FABs)
+        # by digest, since many runs may share an app.
         self._runs: dict[int, Any] = {}
         self._configs: dict[int, Mapping[str, Scalar]] = {}
         self._fabs: dict[str, Any] = {}
-        # A SuperNode works on one message at a time: an earlier one waits for nothing any more.
+        # The message that waits for a reply, by its id, and its content. A SuperNode works on one
+        # message at a time, so there is at most one.
         self._waiting: dict[str, tuple[Message, RecordDict]] = {}
-        self._pulled: dict[str, bytes] = {}
+        self._pulled: dict[str, bytes] = {}  # The objects of that message, until Flower has them.
 
     def guarded(
         self, connection: Connection, store: Any, node_config: Mapping[str, Scalar]
     ) -> Connection:
-        """Return a connection with this guard in it.
+        """Return a connection whose functions pass through this guard.
 
         Parameters
         ----------
         connection : Connection
-            Flower's.
+            Flower's connection.
         store : ObjectStore
-            Where Flower has what the app sends.
+            Flower's store, in which the app's replies arrive.
         node_config : mapping of str to bool, int, float or str
-            The SuperNode's.
+            The SuperNode's config.
         """
         self.connection = connection
         self.store = store
@@ -129,29 +133,32 @@ class MessageGuard:
             send=self.send,
             get_run=lambda run_id: self._runs[run_id],
             get_fab=lambda _, run_id: self._fabs[self._runs[run_id].fab_hash],
-            # One that lies in two records of a message is pulled twice.
+            # Objects stay after a pull: Flower pulls one twice that is in two records of a message.
             pull_object=lambda _, object_id: self._pulled[object_id],
             confirm_message_received=self.confirm,
         )
 
     def confirm(self, run_id: int, message_id: str) -> None:
-        """Tell the SuperLink that Flower has a whole message, and let go of its objects."""
+        """Tell the SuperLink that the SuperNode has the whole message, and free its objects."""
         self._pulled = {}
         self.connection.confirm_message_received(run_id, message_id)
 
     # -- in ---------------------------------------------------------------------------------------
 
     def receive(self) -> tuple[Message, Any] | None:
-        """Return the next message that the app may see, whole; ``None``: there is none now."""
+        """Return the next message for the app, with all objects pulled; ``None`` if there is none.
+
+        A message that the policy forbids is answered here, and ``None`` is returned.
+        """
         try:
             announced = self.connection.receive()
         except httpx.HTTPStatusError as error:
             if error.response.status_code < 500:
                 raise
-            # Such as a database that is locked for a moment: Flower's SuperNode would end.
+            # For example, its database is locked for a moment. Flower's SuperNode would end.
             logger.warning("the SuperLink fails, and is asked again: %s", error)
             return None
-        except (LookupError, ValueError) as error:  # Such as of a type that Flower does not have.
+        except (LookupError, ValueError) as error:  # For example, Flower does not know its type.
             logger.warning("a message cannot be read: %s", printable(repr(error)))
             return None
         if announced is None:
@@ -167,12 +174,12 @@ class MessageGuard:
             begins_round = is_round(metadata.message_type)
             if begins_round:
                 self._check_terms(content, config)
-                # An attempt begins once somebody is to train in it.
+                # Only a round counts as seen: an attempt begins when a member is asked to train.
                 for attempt, server_round in attempts:
                     self.attempts.note(attempt, _round_number(server_round))
             self._note("in", message, metadata.message_id, contents)
             self.replies.take(content, is_round=begins_round)
-        except Exception as error:  # whatever a server sends, the SuperNode goes on
+        except Exception as error:  # A hostile message must not end the SuperNode.
             self._refuse("in", message, error)
             return None
         self._pulled = contents
@@ -182,29 +189,32 @@ class MessageGuard:
     def _check_settings(
         self, content: RecordDict, config: Mapping[str, Scalar]
     ) -> list[tuple[Attempts, object]]:
-        """Return the attempts that a message's settings name, each with what they call the round.
+        """Check a message's settings; return the attempts in them, each with its round's number.
+
+        The number is as the server sent it, and may be no integer.
 
         Raises
         ------
         RefusedByMemberError
-            If the settings are others than the run config's, or an attempt does not follow.
+            If the settings differ from what policy and run config allow, or an attempt does not
+            follow those that the member has seen.
         """
         attempts: list[tuple[Attempts, object]] = []
         for record in records_of(content, ConfigRecord).values():
             if CONFIG_KEY in record or RUN_ID_KEY in record:
                 attempts.append((self.attempts.check(record, config), record.get(ROUND_KEY)))
-            if CONFIG_KEY in record:  # This project's app goes by the settings in there.
+            if CONFIG_KEY in record:  # This project's app follows the settings under this key.
                 settings = told_config(record)
-                if PROXIMAL_KEY in record:  # Beside the others, as Flower has it.
+                if PROXIMAL_KEY in record:  # Beside them, as in Flower's own FedProx.
                     settings[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
                 self.policy.runs.check_told(settings, config)
         return attempts
 
     def _check_terms(self, content: RecordDict, config: Mapping[str, Scalar]) -> None:
-        """Raise RefusedByMemberError unless a round is masked, signed and receipted as agreed.
+        """Raise RefusedByMemberError unless masks, signatures and receipts are as agreed.
 
-        The app learns by the message, not from the run config, which of these a round is, and the
-        server writes each message anew.
+        Each message says anew whether its round has these, and the app follows the message. So the
+        message is compared with the policy and the run config.
         """
         settings = records_of(content, ConfigRecord).get("config", ConfigRecord())
         terms = terms_of(settings)
@@ -212,12 +222,16 @@ class MessageGuard:
         self.policy.runs.check_terms({key: terms[key] for key in promised}, config)
 
     def _admit(self, run_id: int) -> Mapping[str, Scalar]:
-        """Return a run's config; RefusedByMemberError unless the member takes part in it."""
+        """Return a run's run config; raise RefusedByMemberError if policy or app forbids the run.
+
+        The app's approval is checked at each message, so that it can be withdrawn. App and run
+        config are checked at the run's first message.
+        """
         apps = self.policy.apps
         run = self._runs.get(run_id)
         if run is None:
-            # Flower keeps run configs and apps' states by series: another series' would come past
-            # the policy.
+            # Flower keeps run configs and apps' states by series. So each run becomes a series of
+            # its own: it could get the config of another run, which this policy has not checked.
             run = replace(self.connection.get_run(run_id), run_id=run_id, series_id=run_id)
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         if not apps.approval(run.fab_hash):
@@ -243,8 +257,8 @@ class MessageGuard:
         return config
 
     def _pull(self, message: Message, tree: Any) -> dict[str, bytes]:
-        """Fetch the objects of a message, which are what their names say."""
-        # Each once: an object may lie in several places of the tree.
+        """Return the objects of a message by id; raise RefusedByMemberError if an id is false."""
+        # Pull each object once, though it may be in several places of the tree.
         object_ids = dict.fromkeys(node.object_id for node in objects.iterate_object_tree(tree))
         pull = partial(self.connection.pull_object, message.metadata.run_id)
         contents = transport.pull_objects(list(object_ids), pull)
@@ -258,7 +272,14 @@ class MessageGuard:
     # -- out --------------------------------------------------------------------------------------
 
     def send(self, message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
-        """Send an app's reply as the policy allows; return that nothing is left to be sent."""
+        """Send an app's reply as far as the policy allows.
+
+        Returns
+        -------
+        set of str, str
+            Both empty: the ids of objects that Flower still has to send, and of its session. The
+            guard has sent all objects itself.
+        """
         waiting = self._waiting.pop(message.metadata.reply_to_message_id, None)
         if waiting is None:
             logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
@@ -280,7 +301,7 @@ class MessageGuard:
                 reply = Message(content, reply_to=question)
             contents = _in_pieces(reply)
             self._note("out", question, reply.metadata.message_id, contents)
-        except Exception as error:  # whatever an app sends, the SuperNode goes on
+        except Exception as error:  # A hostile reply must not end the SuperNode.
             self._refuse("out", question, error)
             return set(), ""
         if note_sent is not None:
@@ -289,7 +310,13 @@ class MessageGuard:
         return set(), ""
 
     def _whole_contents(self, tree: Any) -> dict[str, bytes]:
-        """Return the objects of a reply once the app has sent all of them."""
+        """Wait until the app has sent all objects of its reply, and return them by id.
+
+        Raises
+        ------
+        RefusedByMemberError
+            If they are not there after :data:`WHOLE_SECONDS`.
+        """
         deadline = time.monotonic() + WHOLE_SECONDS
         contents: dict[str, bytes] = {}
         for node in objects.iterate_object_tree(tree):
@@ -303,7 +330,7 @@ class MessageGuard:
         return contents
 
     def _push(self, reply: Message, contents: dict[str, bytes], seconds: float) -> None:
-        """Send a reply, and those of its objects that the SuperLink does not have yet."""
+        """Send a reply, and those of its objects that the SuperLink lacks."""
         missing, session = self.connection.send(reply, objects.get_object_tree(reply), seconds)
         transport.push_object_contents_from_iterable(
             ((name, content) for name, content in contents.items() if name in missing),
@@ -313,7 +340,10 @@ class MessageGuard:
     # -- both -------------------------------------------------------------------------------------
 
     def _refuse(self, direction: str, question: Message, error: Exception) -> None:
-        """Answer a message with an error that says why, and with nothing else."""
+        """Log that a message or its reply is refused, and answer with an error that says why.
+
+        ``direction`` is ``"in"`` for the message and ``"out"`` for the reply.
+        """
         run_id = question.metadata.run_id
         words = repr(error)
         if isinstance(error, FedIFError):
@@ -329,7 +359,7 @@ class MessageGuard:
         try:
             reply = Message(error_sent, reply_to=question)
             self._push(reply, _in_pieces(reply), 0.0)
-        except Exception as failure:  # as Flower does where a reply cannot be sent
+        except Exception as failure:  # Flower also only logs that a reply cannot be sent.
             logger.error("run %d: the refusal was not sent: %r", run_id, failure)
 
     def _note(
@@ -340,7 +370,26 @@ class MessageGuard:
         contents: Mapping[str, bytes],
         refusal: str = "",
     ) -> None:
-        """Write a line of the log; ``refusal`` is why the message was refused, if it was."""
+        """Write a line of the log.
+
+        Parameters
+        ----------
+        direction : str
+            ``"in"`` for a message, ``"out"`` for a reply.
+        question : Message
+            The message, or the message that the reply answers.
+        digest : str
+            The id of what came or leaves, which is its SHA-256.
+        contents : mapping of str to bytes
+            Its objects.
+        refusal : str
+            Why it is refused; empty if it passes.
+
+        Raises
+        ------
+        StorageError
+            If the line cannot be written.
+        """
         metadata = question.metadata
         run = self._runs.get(metadata.run_id)
         app = ""
@@ -362,7 +411,7 @@ class MessageGuard:
 
 
 def _reason_for_server(direction: str, error: Exception) -> str:
-    """Return why a message was refused, with nothing that an app wrote, and no path."""
+    """Return why a message was refused, without words of an app and without paths."""
     if isinstance(error, RefusedByMemberError):
         return error.told
     if isinstance(error, StorageError):
@@ -373,9 +422,10 @@ def _reason_for_server(direction: str, error: Exception) -> str:
 
 
 def _round_number(told: object) -> int:
-    """Return the round that a message is of, or raise RefusedByMemberError: it says none.
+    """Return a round's number; raise RefusedByMemberError if ``told`` is no integer.
 
-    A round that cannot be compared could be asked again until the server likes it.
+    Without a number that can be compared, the server could ask for a round again and again until
+    it likes the result.
     """
     if not isinstance(told, int) or isinstance(told, bool):
         raise RefusedByMemberError(
@@ -386,12 +436,12 @@ def _round_number(told: object) -> int:
 
 
 def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
-    """Return what a round's message says of masks and evidence, by run-config key.
+    """Return what a message's settings say of masks and evidence, by run-config key.
 
     Raises
     ------
     ValueError
-        If it names terms of masking that are none.
+        If the terms of masking are malformed.
     """
     masking = MaskingTerms.read(settings)
     mode = "off"
@@ -405,7 +455,7 @@ def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:
 
 
 def _in_pieces(message: Message) -> dict[str, bytes]:
-    """Return a message's objects as they are sent, with its id in its metadata."""
+    """Return a message's objects by id, as they are sent; set the id in the message's metadata."""
     with objects.no_object_id_recompute():
         message.metadata.__dict__["_message_id"] = message.object_id
         nested = objects.get_all_nested_objects(message)
@@ -413,8 +463,8 @@ def _in_pieces(message: Message) -> dict[str, bytes]:
 
 
 def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
-    """Return a message's content; the message must be the one that was announced."""
-    # The app goes by what is inside, the policy by what was announced.
+    """Return a message's content; raise RefusedByMemberError if another message was announced."""
+    # The policy judges the announced metadata, but the app acts on those inside the message.
     message_id = announced.metadata.message_id
     message = transport.inflate_object_from_contents(
         message_id, contents, keep_object_contents=True
@@ -427,7 +477,7 @@ def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
 
 
 def _read_content(tree: Any, contents: dict[str, bytes]) -> RecordDict:
-    """Return the content of a reply, whose own metadata are not believed."""
+    """Return the content of an app's reply; its metadata are ignored."""
     (child,) = tree.children
     content = transport.inflate_object_from_contents(child.object_id, contents)
     if not isinstance(content, RecordDict):

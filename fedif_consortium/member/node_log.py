@@ -1,7 +1,7 @@
-"""What a member's node keeps: one line for each message in and out, chained by hashes.
+"""The log of a member's node: a line for each message in and out, chained by hashes.
 
-The lines lie in ``log.txt``: one that is gone or was changed is found by its number. Whoever has
-written down a hash also finds that lines were cut off at the end.
+The lines lie in ``log.txt``. A check of the file finds the first line that is missing or was
+changed. To find that lines were cut off at the end, one has to write down the last hash elsewhere.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ FILE = "log.txt"
 
 
 class NodeLog:
-    """The log of a node, which one process holds at a time.
+    """The log of a node; one process can have it open at a time.
 
     Parameters
     ----------
     folder : Path
-        Made if it is not there; its owner alone can read it.
+        The log's folder, which is made if it is missing. Only its owner can read the log's file.
 
     Raises
     ------
     StorageError
-        If another process holds it, or it cannot be written.
+        If another process has the log open, or it cannot be read or written.
     EvidenceError
         If a line was changed.
     """
@@ -37,18 +37,18 @@ class NodeLog:
         self._chain = open_log(folder / FILE)
 
     def append(self, **entry: object) -> None:
-        """Add a line; it is on the disk when this returns.
+        """Add a line with the present time; it is on the disk when this returns.
 
         Parameters
         ----------
         **entry : object
-            What it says beside the time, which JSON can write. Texts, which a server or an app may
-            have chosen, are cut and made printable.
+            The line's values, which have to be serialisable as JSON. A server or an app may have
+            chosen the texts, so these are made printable and cut to 1,000 characters.
 
         Raises
         ------
         StorageError
-            If it cannot be written; then the message must not pass.
+            If the line cannot be written; then the message must not pass.
         """
         line: dict[str, object] = {"time": datetime.now(UTC).isoformat(timespec="seconds")}
         for name, value in entry.items():
@@ -58,5 +58,5 @@ class NodeLog:
         self._chain.append(line)
 
     def close(self) -> None:
-        """Let another process have the log."""
+        """Release the log, so that another process can open it."""
         self._hold.lock.release()

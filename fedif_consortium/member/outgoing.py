@@ -1,7 +1,8 @@
-"""What may leave a member's house: the update of the model that came, and figures on a list.
+"""What may leave a member's host: the update of the model that came, and listed values.
 
-A reply is made anew, of what the policy allows and in an order of its own. So nothing leaves by
-names, the order of things, a header's padding or the low bits of a figure.
+A reply is made anew from what the policy allows, in an order that the app does not choose. So an
+app cannot send data in names, in the order of arrays or values, in a header's padding, or in the
+low bits of a metric.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from fedif_flower.messages.text import printable
 from fedif_flower.settings import Settings, setting
 
 Values = NDArray[np.generic]
-_MODEL = "arrays"  # The record that is the model, in messages and replies.
-_COUNTS = 10**7  # Whole numbers below leave as they are: examples, for a weighted mean.
+_MODEL = "arrays"  # The name of the record with the model, in messages and replies.
+# Whole numbers below this leave unrounded: a weighted mean needs exact numbers of examples.
+_COUNTS = 10**7
+# The Python types of the kinds of values that the list `config` has.
 _KINDS: Mapping[str, type | UnionType] = {"number": int | float, "text": str, "bytes": bytes}
-_Metric = Annotated[str, StringConstraints(pattern=r"^.+\..+$")]
+_Metric = Annotated[str, StringConstraints(pattern=r"^.+\..+$")]  # RECORD.KEY
+# RECORD.NAME DTYPE
 _Row = Annotated[str, StringConstraints(pattern=r"^\S+\.\S+ (float(32|64)|u?int(8|16|32|64))$")]
-_BESIDE = "with-updates"
+_BESIDE = "with-updates"  # Marks a value that may leave with an update.
+# RECORD.KEY FORMAT; only a number or bytes may leave with updates.
 _Value = Annotated[
     str,
     StringConstraints(
@@ -41,7 +46,7 @@ _Value = Annotated[
 
 
 class LeavesSettings(Settings):
-    """``[leaves]`` of a member's policy."""
+    """``[leaves]`` of a member's policy: what may leave."""
 
     arrays: list[_Row] = setting(
         [],
@@ -98,7 +103,7 @@ class LeavesSettings(Settings):
         for key in ("arrays", "config"):
             listed = getattr(self, key)
             names = [value.partition(" ")[0] for value in listed]
-            # Of two lines the wider one would count, and nothing says which was meant.
+            # If a name stood there twice, it would not be clear which format was meant.
             require(len(set(names)) == len(names), key, listed, "each RECORD.KEY once")
         return self
 
@@ -119,7 +124,7 @@ class LeavesSettings(Settings):
         return self
 
     def _require_no_budget(self) -> None:
-        """Refuse a privacy budget without noise: all would leave, and nothing be spent."""
+        """Raise ConfigError for a privacy budget without noise: replies would not be counted."""
         for key in ("target_delta", "most_epsilon"):
             default = type(self).model_fields[key].default
             value = getattr(self, key)
@@ -128,26 +133,30 @@ class LeavesSettings(Settings):
 
 
 class OutgoingPolicy:
-    """Judges each reply of an app before it leaves.
+    """Checks each reply of an app before it leaves, and makes it anew.
 
     Parameters
     ----------
     settings : LeavesSettings
-        The member's.
+        The section ``[leaves]`` of the member's policy.
     log : NodeLog
-        Gets a line for each update that leaves with noise; in its folder lies what noise has cost
-        so far.
+        Gets a line for each update that leaves with noise. The file with the privacy budget that is
+        spent lies in its folder.
 
     Raises
     ------
     ConfigError
-        If noise has no accountant, or a single reply would cost more than the budget.
+        With noise, if dp-accounting is not installed, or a single reply would cost more than the
+        budget.
+    StorageError
+        With noise, if the file with the spent budget is damaged.
     """
 
     def __init__(self, settings: LeavesSettings, log: NodeLog) -> None:
         self.settings = settings
-        self._dtypes = dict(row.split(" ") for row in settings.arrays)  # By array.
-        self._formats = dict(value.split(" ", 1) for value in settings.config)  # By value.
+        # The listed types of arrays, by RECORD.NAME; the listed formats of values, by RECORD.KEY.
+        self._dtypes = dict(row.split(" ") for row in settings.arrays)
+        self._formats = dict(value.split(" ", 1) for value in settings.config)
         self._budget: PrivacyBudget | None = None
         if settings.noise_multiplier:
             self._budget = PrivacyBudget(
@@ -160,36 +169,37 @@ class OutgoingPolicy:
     def check(
         self, received: RecordDict, reply: RecordDict, run_id: int, kind: str = MessageType.TRAIN
     ) -> RecordDict:
-        """Return the reply that may leave.
+        """Return the content that may leave in place of an app's reply.
 
         Parameters
         ----------
         received : RecordDict
             The content of the message that the reply answers.
         reply : RecordDict
-            What the app wants to send: nothing in it is believed.
+            The content that the app wants to send. It may be hostile.
         run_id : int
-            The run, for the log.
+            Flower's id of the run, for the log.
         kind : str
-            Flower's type of that message: texts leave in the answer to a query alone.
+            Flower's type of the message. Texts may leave only in the answer to a query.
 
         Raises
         ------
         RefusedByMemberError
-            If nothing may. Its ``told`` is what the server may learn of it.
+            If a part of the reply may not leave; then nothing leaves. The error's ``told`` is what
+            the server may learn of the reason.
         StorageError
-            If the spent budget cannot be written.
+            If the spent privacy budget cannot be written.
         """
         if VECTOR_RECORD in reply and self.settings.clip_length:
-            # Its values are no update of the vector that came, as the model's are.
+            # Unlike the model's arrays, the vector is no change of what came: clipping needs one.
             _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
         is_answer = kind.partition(".")[0] == MessageType.QUERY
         leaving: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
-        # The model comes last: a reply that may not leave costs nothing of the budget.
+        # The model comes last, so that a reply that is refused costs no privacy budget.
         for name in sorted(reply, key=lambda name: (name == _MODEL, name)):
             record = reply[name]
             if not len(record):
-                continue  # Its name would be text that is on no list.
+                continue  # An empty record would only carry its name, which is on no list.
             if isinstance(record, ArrayRecord):
                 sent = None
                 if name == _MODEL:
@@ -201,24 +211,37 @@ class OutgoingPolicy:
                 leaving[name] = self._check_config(name, record, is_answer)
         return RecordDict(leaving)
 
-    @np.errstate(invalid="ignore", over="ignore")  # What overflows is refused by its length.
+    @np.errstate(invalid="ignore", over="ignore")  # An update that overflows is refused later.
     def _check_arrays(
         self, record: str, sent: object, returned: ArrayRecord, run_id: int
     ) -> ArrayRecord:
-        """Return a record as it may leave: its update shortened, and with noise."""
+        """Return a record of arrays as it may leave, its update shortened and with noise.
+
+        Parameters
+        ----------
+        record : str
+            The record's name.
+        sent : object
+            The model's record in the message; anything else for another record.
+        returned : ArrayRecord
+            The record in the reply.
+        run_id : int
+            Flower's id of the run, for the log.
+        """
         model: Mapping[str, Values] = {}
         if isinstance(sent, ArrayRecord):
             model = _views(sent, "the model that came cannot be read")
         values = _views(returned, "an array cannot be read")
         missing = model.keys() - values.keys()
-        # A record with none of the model's arrays may be rows that the list has.
+        # A record with none of the model's arrays may consist of listed rows, such as a masked
+        # update.
         if missing and not values.keys().isdisjoint(model):
             _refuse("an array of the model is missing", f"{record}.{min(missing)}")
-        # The app's own order would be text.
+        # In the model's order, then by name: the app's own order could carry data.
         model_names = [name for name in model if name in values]
         row_names = sorted(values.keys() - model.keys())
         leaving = {name: values[name] for name in [*model_names, *row_names]}
-        updates: dict[str, Floats] = {}  # Of what training may change.
+        updates: dict[str, Floats] = {}  # The changes of arrays that training may change.
         for name, array in leaving.items():
             path = f"{record}.{name}"
             if name not in model:
@@ -230,19 +253,19 @@ class OutgoingPolicy:
         for name, update in self._bounded(updates, run_id).items():
             sum_of_both = model[name].astype(np.float64) + update
             leaving[name] = sum_of_both.astype(model[name].dtype)
-            if self._budget is None:  # Else noise has been added: no length is promised.
+            if self._budget is None:  # With noise there is no bound on the length to keep.
                 leaving[name] = _pull_back(leaving[name], model[name], update)
         return ArrayRecord({name: pack_array(array) for name, array in leaving.items()})
 
     def _require_row(self, path: str, array: Values) -> None:
-        """Refuse an array beside the model's unless the list has it."""
+        """Refuse an array beside the model's, unless it is on the list and has the listed type."""
         if path not in self._dtypes:
             _refuse("an array is neither the model's nor on the list", path)
         if array.ndim != 1 or array.dtype != self._dtypes[path]:
             _refuse("an array is not as the list has it", f"{path} {array.dtype}{array.shape}")
 
     def _require_buffer(self, path: str, array: Values, sent: Values) -> None:
-        """Refuse another array than a parameter that has changed, unless it may."""
+        """Refuse a changed array that is no parameter, unless ``buffers`` allows it."""
         if array.tobytes() == sent.tobytes():
             return
         if not self.settings.buffers:
@@ -251,9 +274,10 @@ class OutgoingPolicy:
             _refuse("an array is not finite", path)
 
     def _bounded(self, updates: Mapping[str, Floats], run_id: int) -> dict[str, Floats]:
-        """Return updates by name, shortened and with noise; empty: they leave as they are.
+        """Return the updates that have to change, by name: shortened and with noise.
 
-        Those leave as the app returned them: taking the model away and adding it again would round.
+        If there is no noise and nothing to shorten, the result is empty. Then the arrays leave as
+        the app returned them, since model + (array - model) would round.
         """
         length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
         if not math.isfinite(length):
@@ -271,7 +295,7 @@ class OutgoingPolicy:
         return {}
 
     def _check_metrics(self, record: str, metrics: MetricRecord) -> MetricRecord:
-        """Return metrics as they may leave."""
+        """Return metrics as they may leave: listed single numbers, rounded."""
         leaving: dict[str, int | float | list[int] | list[float]] = {}
         for name in sorted(metrics):
             path = f"{record}.{name}"
@@ -284,7 +308,10 @@ class OutgoingPolicy:
         return MetricRecord(leaving)
 
     def _check_config(self, record: str, config: ConfigRecord, is_answer: bool) -> ConfigRecord:
-        """Return a ConfigRecord as it may leave."""
+        """Return a ConfigRecord as it may leave: listed values of the listed formats.
+
+        ``is_answer``: whether the reply answers a query.
+        """
         leaving: dict[str, Any] = {}
         for name in sorted(config):
             path = f"{record}.{name}"
@@ -305,7 +332,10 @@ class OutgoingPolicy:
 
 
 def _pull_back(array: Values, sent: Values, update: Floats) -> Values:
-    """Return an updated array of which rounding made no change larger than the update's.
+    """Return an updated array in which no number changed by more than its update.
+
+    Rounding to the array's type may make a change larger than the update. Such a number goes back
+    by one step of its type, so that the update's length stays within ``clip-length``.
 
     Parameters
     ----------
@@ -323,9 +353,14 @@ def _pull_back(array: Values, sent: Values, update: Floats) -> Values:
 
 
 def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
-    """Return whether an array of the model is one that training may change.
+    """Return whether training may change an array of the model.
 
-    An array is refused that has another type or shape than the one that came.
+    It may change finite floating-point arrays that are no batch-norm statistics.
+
+    Raises
+    ------
+    RefusedByMemberError
+        If type or shape differ from those of the array that came.
     """
     if (array.dtype, array.shape) != (sent.dtype, sent.shape):
         _refuse(
@@ -338,16 +373,17 @@ def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
 
 
 class _Format(NamedTuple):
-    """What the list says of a value of a ConfigRecord.
+    """The format that the list ``config`` has for a value of a ConfigRecord.
 
     Attributes
     ----------
     kind : str
-        What it is: one of ``_KINDS``.
+        The kind of value: one of ``_KINDS``.
     most : int
-        Its digits or bytes at most; 0: a number's digits are not said.
+        Its most digits or bytes; 0 for a number with as many digits as metrics have.
     leaves_with_updates : bool
-        Whether it leaves with updates too, not in the answer to a query alone.
+        Whether the value may also leave with an update. Otherwise it may leave only in the answer
+        to a query.
     """
 
     kind: str
@@ -356,7 +392,7 @@ class _Format(NamedTuple):
 
 
 def _read_format(text: str) -> _Format:
-    """Return what a line of the list says, such as ``number[10] with-updates``."""
+    """Return the format that a text stands for, such as ``number[10] with-updates``."""
     form, _, beside = text.partition(" ")
     kind, _, most = form.removesuffix("]").partition("[")
     return _Format(kind, int(most or 0), leaves_with_updates=beside != "")
@@ -372,29 +408,32 @@ def _require_short(path: str, value: object, most: int) -> None:
 
 
 def _number(path: str, value: float, digits: int) -> float:
-    """Return a number as it may leave: a whole one below ten million, or so many digits."""
+    """Return a number as it may leave: with ``digits`` significant digits.
+
+    Truth values, and whole numbers below ten million, are not rounded.
+    """
     if isinstance(value, bool):
         return value
     leaving = value
     is_count = float(value).is_integer() and abs(value) < _COUNTS
     if not is_count:
         leaving = rounded(value, digits)
-    leaving = leaving + 0  # -0 becomes 0.
+    leaving = leaving + 0  # Turns -0 into 0, since a sign of 0 could carry data.
     if not math.isfinite(leaving) or (isinstance(leaving, int) and abs(leaving) >= 2**63):
         _refuse("a number is not finite", path)
     return leaving
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a number with so many significant digits, 1 to 15; an int stays one."""
+    """Return a number with ``digits`` significant digits, 1 to 15; an int stays an int."""
     if isinstance(value, int):
         places = digits - len(str(abs(value)))
         return round(value, min(0, places))
-    return float(f"{value:.{digits - 1}e}") + 0.0  # -0 becomes 0.
+    return float(f"{value:.{digits - 1}e}") + 0.0  # Turns -0 into 0.
 
 
 def _views(arrays: ArrayRecord, reason: str) -> dict[str, Values]:
-    """Return arrays by name, or refuse what cannot be read for this reason."""
+    """Return a record's arrays by name; refuse one that cannot be read, for this ``reason``."""
     try:
         return {name: view_array(array) for name, array in arrays.items()}
     except (ReplyError, ValueError) as error:
@@ -402,5 +441,5 @@ def _views(arrays: ArrayRecord, reason: str) -> dict[str, Values]:
 
 
 def _refuse(reason: str, detail: str = "") -> NoReturn:
-    """Raise RefusedByMemberError: the server learns the reason, the member's own log both."""
+    """Raise RefusedByMemberError; the server learns ``reason``, the member's log both texts."""
     raise RefusedByMemberError(reason, printable(detail))

@@ -1,7 +1,8 @@
-"""Signatures and receipts of what leaves: made here, where no app of the operator's runs.
+"""The guard signs the updates that leave, and keeps the member's receipts.
 
-The member's key stays in this process. What is signed and noted is what the policy lets out, not
-what the app offered; other apps' replies stay as they are.
+Both happen in the guard's process, in which no code of the operator's app runs, so that the
+member's key stays there. The guard signs and notes what the policy lets out, not what the app
+offered. Replies of other apps than this project's are not signed.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_K
 from fedif_flower.messages.preflight import RECORD, Status
 from fedif_flower.settings import Scalar
 
-# Of a node config.
+# Keys of a node config.
 RECEIPTS_DIR = "receipts-dir"
 SIGNING_KEY = "signing-key"
 KEEPER_KEY = "keeper-key"
 
 
 def app_config(node_config: Mapping[str, Scalar], key: str) -> dict[str, Scalar]:
-    """Return the node config that an app gets beside a guard.
+    """Return the node config that an app gets on a node with a guard.
 
-    Receipts are the guard's. An app is told of the member's key in masked runs alone, in which it
-    signs the box that its mask lies in.
+    It has no folder for receipts, since the guard keeps these. It names the member's key only if
+    the node has a keeper of masks: the app then signs the box with its mask.
 
     Parameters
     ----------
     node_config : mapping of str to bool, int, float or str
-        The SuperNode's.
+        The SuperNode's config.
     key : str
-        The file of the key that the SuperNode logs in with; empty: none.
+        The file of the key with which the SuperNode logs in; empty if it has none.
     """
     config = dict(node_config)
     config.pop(RECEIPTS_DIR, None)
@@ -55,11 +56,11 @@ class OwnReplies:
     Parameters
     ----------
     node_id : int
-        The member's.
+        The member's node id.
     node_config : mapping of str to bool, int, float or str
-        The SuperNode's: it names the folder of receipts.
-    key : SigningKey, optional
-        Signs; ``None``: nothing is signed.
+        The SuperNode's config, which names the folder of receipts.
+    key : private key, optional
+        Signs updates; ``None``: nothing is signed.
     """
 
     def __init__(
@@ -69,12 +70,19 @@ class OwnReplies:
         self._context = Context(0, node_id, dict(node_config), RecordDict(), {})
 
     def take(self, received: RecordDict, *, is_round: bool) -> None:
-        """Check and keep what a message tells of the server's records.
+        """Check and keep the receipts in a message, if the node has a folder for them.
+
+        Parameters
+        ----------
+        received : RecordDict
+            The message's content.
+        is_round : bool
+            Whether the message asks for an update.
 
         Raises
         ------
         StorageError
-            If it asks for an update, and there is no room for the evidence of it.
+            If the message asks for an update, and there is no room for evidence of it.
         """
         if not self._context.node_config.get(RECEIPTS_DIR):
             return
@@ -83,9 +91,21 @@ class OwnReplies:
         take_receipts(received, self._context, is_round=is_round)
 
     def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None] | None:
-        """Sign what leaves; return what notes it, to be called once it has left.
+        """Sign a reply of this project's app, and return a function that notes it as sent.
 
-        ``None``: there is nothing to note.
+        The caller calls that function when the reply leaves. Other replies are not changed.
+
+        Parameters
+        ----------
+        received : RecordDict
+            The content of the message that the reply answers.
+        leaving : RecordDict
+            The content that leaves, to which the signature is added.
+
+        Returns
+        -------
+        callable, optional
+            ``None`` if there is nothing to note.
         """
         preflight = leaving.get(RECORD)
         if self._key is not None and isinstance(preflight, ConfigRecord):
@@ -97,7 +117,7 @@ class OwnReplies:
         run = str(settings.get(RUN_ID_KEY, ""))
         server_round = settings.get(ROUND_KEY)
         if not run or not isinstance(server_round, int):
-            return None  # Another app's.
+            return None  # The reply of another app.
         try:
             sent_digest = record_digest(arrays_of(leaving))
         except ReplyError:
@@ -125,12 +145,12 @@ class OwnReplies:
         return partial(receipts.note_sent, server_round, sent_digest, signed, agreed_run)
 
     def _receipts(self, run: str, settings: ConfigRecord) -> ReceiptKeeper | None:
-        """Return the member's receipts of a run; ``None``: none are kept of it."""
+        """Return the member's receipts of a run; ``None`` if it keeps none of this run."""
         if not self._context.node_config.get(RECEIPTS_DIR):
             return None
         with suppress(ConfigError, EvidenceError):
             receipts = ReceiptKeeper(self._context, run)
-            # A server that has told of its records cannot take back that it did.
+            # Once the server has sent receipts, they go on even if it says that there are none.
             if settings.get(RECEIPTS_KEY) or receipts.last_root:
                 return receipts
         return None

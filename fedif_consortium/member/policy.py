@@ -1,4 +1,4 @@
-"""A member's own file: which apps and runs it takes part in, and what of it leaves."""
+"""A member's policy: which apps and runs it takes part in, and what may leave its host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ S = TypeVar("S", bound=Settings)
 
 
 class PolicySettings(Settings):
-    """What stands above the sections of a member's file."""
+    """The keys above the sections of a policy's file."""
 
     state: str = setting(
         "member-state",
@@ -31,18 +31,18 @@ class PolicySettings(Settings):
 
 @dataclass(frozen=True)
 class MemberPolicy:
-    """A member's file, read.
+    """A member's policy, as its file says.
 
     Attributes
     ----------
     state : Path
         The folder in which the SuperNode writes.
     apps : MemberApps
-        ``[apps]``: what runs here.
+        ``[apps]``: which apps may run.
     runs : RunRules
-        ``[runs]``.
+        ``[runs]``: which runs the member takes part in, and how often.
     leaves : LeavesSettings
-        ``[leaves]``: what of a reply leaves.
+        ``[leaves]``: what of a reply may leave.
     """
 
     state: Path
@@ -52,19 +52,20 @@ class MemberPolicy:
 
 
 def read_member_policy(path: Path) -> MemberPolicy:
-    """Read a member's file, and check all of it.
+    """Return the policy in a member's file, after a check of all of it.
 
     Parameters
     ----------
     path : Path
-        The file; or the folder in which it is ``member-policy.toml``. Where a folder has none, the
-        defaults hold: no app runs that is not approved, no setting of one is changed, and nothing
-        leaves but an update with three figures, and answers to queries.
+        The file, or a folder with ``member-policy.toml``. If the folder has no such file, the
+        defaults hold: only approved apps run, runs may not change their settings, and nothing
+        leaves but updates with three figures, and answers to queries.
 
     Raises
     ------
     ConfigError
-        Naming the file, the key, and what is allowed.
+        If a key or a value is not allowed. The message names the file, the key, and what is
+        allowed.
     """
     has_defaults = False
     if path.is_dir():
@@ -87,7 +88,7 @@ def read_member_policy(path: Path) -> MemberPolicy:
 
 
 def _require_known(content: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a key above the sections that there is not."""
+    """Raise ConfigError for an unknown key above the sections, or an unknown section."""
     known_keys = [*PolicySettings.key_names(), *SECTIONS]
     unknown_keys = content.keys() - set(known_keys)
     if unknown_keys:
@@ -95,7 +96,7 @@ def _require_known(content: Mapping[str, Any]) -> None:
 
 
 def _checked(settings: type[S], section: str, sections: Mapping[str, dict[str, Any]]) -> S:
-    """Return a section's settings; an error names the section."""
+    """Return a section's settings; raise ConfigError, with the section's name, for wrong ones."""
     try:
         require_known(settings, sections[section])
         return settings(**sections[section])

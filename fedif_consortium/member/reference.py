@@ -1,7 +1,7 @@
-"""The settings of a member's policy as text, beside those of the library.
+"""Writes the tables of settings in the documentation, those of a member's policy included.
 
-``python -m fedif_consortium.member.reference`` in a checkout writes both: the tables of the policy
-go into ``docs/member-policy.md``.
+Call ``python -m fedif_consortium.member.reference`` in a checkout. The tables of the policy go into
+``docs/member-policy.md``, beside the library's own pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fedif_flower.settings import Settings
 
 
 def policy_page() -> dict[str, str]:
-    """Return the tables of a member's policy, by page."""
+    """Return the tables of the settings of a member's policy, by the page that has them."""
     classes: dict[str, list[type[Settings]]] = {"Above the sections": [PolicySettings]}
     for name, section in SECTIONS.items():
         classes[f"Keys of `[{name}]`"] = [section]

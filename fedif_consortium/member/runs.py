@@ -1,4 +1,4 @@
-"""Which runs a member takes part in, what their run config may say, and how often it answers."""
+"""Which runs a member takes part in, which settings they may have, and how often it answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from fedif_flower.storage import make_folder, write_atomically
 
 TRAIN = "train"
 EVALUATE = "evaluate"
-MORE_QUERIES = 10  # Than rounds: who a node is, whether it can take part, its page.
+# A day may have this many more queries than rounds: a run also asks who a node is and whether it
+# can take part, and sends it its page of the statement.
+MORE_QUERIES = 10
 _DAY = "a date, such as 2026-01-31"
 logger = logging.getLogger(__name__)
 
 
 class Range(BaseModel):
-    """Numbers that a member accepts for a run-config key, both ends included."""
+    """A range of numbers that a member accepts for a run-config key, both ends included."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     least: float = -math.inf
@@ -52,7 +54,10 @@ Accepted = Scalar | Annotated[list[Scalar], MinLen(1)] | Range
 
 
 def accepts(accepted: Accepted, value: object) -> bool:
-    """Return whether a run-config key may have a value."""
+    """Return whether the policy accepts ``value`` for a run-config key.
+
+    ``accepted`` is what the policy lists for the key: a value, a list of values, or a range.
+    """
     if isinstance(accepted, Range):
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
@@ -63,7 +68,7 @@ def accepts(accepted: Accepted, value: object) -> bool:
 
 
 def _is_number(accepted: Accepted) -> bool:
-    """Return whether a run-config key may have numbers alone."""
+    """Return whether the policy accepts only numbers for a run-config key."""
     if isinstance(accepted, Range):
         return True
     choices = [accepted]
@@ -76,14 +81,14 @@ def _is_number(accepted: Accepted) -> bool:
 
 
 def _is_same(value: object, other: Scalar) -> bool:
-    """Return whether two values are equal in a run config, where true is not 1, as in Python."""
+    """Return whether two values of a run config are equal; unlike in Python, true is not 1."""
     if isinstance(value, bool) != isinstance(other, bool):
         return False
     return value == other
 
 
 class RunRules(Settings):
-    """``[runs]``: which runs a member takes part in, and how often. Days are days in UTC."""
+    """``[runs]``: which runs a member takes part in, and how often. Days begin and end in UTC."""
 
     names: list[_AppName] = setting(
         [],
@@ -123,14 +128,16 @@ class RunRules(Settings):
         return self
 
     def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:
-        """Raise RefusedByMemberError unless a member takes part in such a run.
+        """Raise RefusedByMemberError unless the policy allows a run of an app.
 
         Parameters
         ----------
         name : str
-            The app's publisher and name, as its bundle says.
-        config, own : mapping of str to bool, int, float or str
-            The run config as the app will get it, and the app's own.
+            The app's ``publisher/name``, as its bundle says.
+        config : mapping of str to bool, int, float or str
+            The run config that the app will get.
+        own : mapping of str to bool, int, float or str
+            The run config in the app's bundle, without the operator's changes.
         """
         if self.names and name not in self.names:
             raise RefusedByMemberError(
@@ -143,30 +150,31 @@ class RunRules(Settings):
                 _warn_of_nobodys_key(key, config)
                 continue
             if default == AUTO and _is_told(key):
-                continue  # The server decides, and each message says what it decided.
+                continue  # The server decides the value; check_told checks it in each message.
             accepted = self.config[key]
             _require(accepts(accepted, default), f"run config {key}", default, accepted)
         for key, value in config.items():
             if key in self.config:
                 accepted = self.config[key]
                 if value == AUTO and _is_number(accepted) and _is_told(key):
-                    continue  # Here too.
+                    continue  # Likewise.
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
             else:
                 is_allowed = self.unknown_keys or value == own.get(key)
                 _require(is_allowed, f"run config {key}", value, "the app's own value only")
 
     def check_terms(self, terms: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> None:
-        """Raise RefusedByMemberError unless a message keeps what the run was admitted for.
+        """Raise RefusedByMemberError unless a message's terms are those of its run.
 
-        A run config is what the operator says once; a member answers messages.
+        The operator sends the run config once, but the app follows each message. So each message
+        has to agree with run config and policy.
 
         Parameters
         ----------
         terms : mapping of str to bool, int, float or str
-            By run-config key, what the message that is to be answered says.
+            What the message says, by run-config key.
         config : mapping of str to bool, int, float or str
-            The run config that was admitted.
+            The run config with which the run was admitted.
         """
         for key, value in terms.items():
             if key in config:
@@ -176,15 +184,18 @@ class RunRules(Settings):
                 _require(accepts(accepted, value), f"the message says {key}", value, accepted)
 
     def check_told(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
-        """Raise RefusedByMemberError unless a message tells the app what its run config says.
+        """Raise RefusedByMemberError unless a message's settings fit policy and run config.
+
+        A key that ``[runs.config]`` lists needs a value that is listed there. Another key needs
+        the value of the run config, or its default if the run config lacks it. If that value is
+        ``"auto"``, or the policy has ``unknown-keys``, the server decides.
 
         Parameters
         ----------
         told : mapping of str to object
-            The settings in the message, by run-config key: what this project's app goes by.
+            The settings in the message, by run-config key. This project's app follows these.
         config : mapping of str to bool, int, float or str
-            The run config. What ``[runs.config]`` does not list is as here, or else the default;
-            where that is ``"auto"``, the server decides.
+            The run config with which the run was admitted.
         """
         for key, value in told.items():
             accepted = self._accepted_for(key, config)
@@ -194,7 +205,7 @@ class RunRules(Settings):
             _require(is_allowed, f"the message says {key}", value, accepted)
 
     def _accepted_for(self, key: str, config: Mapping[str, Scalar]) -> Accepted | None:
-        """Return what a message may say of a key; ``None``: whatever the server decides."""
+        """Return what a message may say of a key; ``None`` if the server decides."""
         if key in self.config:
             return self.config[key]
         configured = config.get(key)
@@ -206,16 +217,16 @@ class RunRules(Settings):
             return configured
         default = _default(key)
         if default is None:
-            return ""  # No run has such a key.
+            return ""  # No run has such a key, so only an empty value is accepted.
         if default == AUTO:
             return None
         return default
 
 
 def _warn_of_nobodys_key(key: str, config: Mapping[str, Scalar]) -> None:
-    """Say in the member's log that a line of its policy limits nothing in a run.
+    """Warn that a line of the policy limits nothing in a run, which does not have its key.
 
-    The key may be another app's. Or it is misspelt, and the member relies on it.
+    The key may belong to another app. Or it is misspelt, and the member relies on it.
     """
     hint = ""
     near = alike(key, config)
@@ -229,7 +240,7 @@ def _warn_of_nobodys_key(key: str, config: Mapping[str, Scalar]) -> None:
 
 
 def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> None:
-    """Raise RefusedByMemberError, with what a member accepts of a key, unless allowed."""
+    """Raise RefusedByMemberError unless allowed; the message says what the member accepts."""
     if is_allowed:
         return
     words = str(accepted)
@@ -238,12 +249,10 @@ def _require(is_allowed: bool, key: str, value: object, accepted: Accepted) -> N
     raise RefusedByMemberError(f"{key} = {value!r}; this member accepts {words}")
 
 
-# They import where they are called: they need PyTorch, and a guard seldom needs them.
+# The next three functions import modules themselves: these load PyTorch, and a guard rarely needs
+# them.
 def _default(key: str) -> Scalar | None:
-    """Return what a run of this project has where its app's own run config leaves out a key.
-
-    ``None``: the key is none of this project's.
-    """
+    """Return the default of a run-config key in this project; ``None`` if it has no such key."""
     from fedif_consortium.parts import server_parts
     from fedif_flower.messages.client_config import ClientConfig
     from fedif_flower.run.config import RunConfig
@@ -254,14 +263,14 @@ def _default(key: str) -> Scalar | None:
 
 
 def _is_told(key: str) -> bool:
-    """Return whether each message of a run of this project says what a key's value is."""
+    """Return whether each message of a run of this project says the value of a key."""
     from fedif_flower.messages.client_config import ClientConfig
 
     return key in ClientConfig.defaults()
 
 
 def _is_own_task(key: str, value: object) -> bool:
-    """Return whether a message names the task that the approved app itself brings along."""
+    """Return whether a message's setting names the task that the approved app itself holds."""
     if key != "task":
         return False
     from fedif_flower.tasks.config import OWN
@@ -270,12 +279,12 @@ def _is_own_task(key: str, value: object) -> bool:
 
 
 def is_round(kind: str) -> bool:
-    """Return whether a message of a type begins a round: ``train``, and ``train.`` with a name."""
+    """Return whether a message of type ``kind`` begins a round: ``train``, or ``train.NAME``."""
     return kind.partition(".")[0] == TRAIN
 
 
 class _Counts(BaseModel, strict=True):
-    """What was answered on a day."""
+    """How many messages were counted on a day, by type and in all."""
 
     day: date = date.min
     rounds: int = 0
@@ -285,19 +294,19 @@ class _Counts(BaseModel, strict=True):
 
 
 class RoundCounts:
-    """Counts a day's rounds and messages in a file, so that a restart does not begin anew.
+    """Counts a day's rounds and messages in a file, so that a restart does not reset the counts.
 
     Parameters
     ----------
     state : Path
         The folder of the policy's state.
     rules : RunRules
-        How many there may be.
+        The limits.
 
     Raises
     ------
     ConfigError
-        If there is a file that is not what this class wrote.
+        If the file is damaged.
     """
 
     def __init__(self, state: Path, rules: RunRules) -> None:
@@ -314,14 +323,15 @@ class RoundCounts:
         Parameters
         ----------
         kind : str
-            Its type.
+            The message's type.
         today : date
-            The day in UTC; one before the last that was counted counts as that one.
+            The day in UTC. A day before the last counted day counts as the last counted day.
 
         Raises
         ------
         RefusedByMemberError
-            If it is one too many, or on a day on which the member does not answer.
+            If a limit is exceeded, or the member does not answer on this day; then the message is
+            not counted.
         StorageError
             If the count cannot be written; then the message must not be answered.
         """
@@ -343,7 +353,7 @@ class RoundCounts:
             _require_few(counts.evaluations, most_rounds, "evaluations", clock)
         else:
             counts.queries += 1
-            most_queries = 0  # Any.
+            most_queries = 0  # No limit.
             if most_rounds:
                 most_queries = most_rounds + MORE_QUERIES
             _require_few(counts.queries, most_queries, "queries", clock)
@@ -354,10 +364,10 @@ class RoundCounts:
         self._counts = counts
 
     def _counts_on(self, today: date) -> _Counts:
-        """Return what was counted on a day so far.
+        """Return the counts of a day so far.
 
-        Where the clock went back, counts of the later day go on: else the server could have both
-        days a second time.
+        If the clock went back, the counts of the later day go on. Otherwise the server could use
+        the limits of both days twice.
         """
         if today > self._counts.day:
             return _Counts(day=today)
@@ -365,9 +375,9 @@ class RoundCounts:
 
 
 def _require_few(count: int, most: int, kind: str, clock: str) -> None:
-    """Raise RefusedByMemberError if a count of the day is above its limit; 0: there is none.
+    """Raise RefusedByMemberError if a count of the day is above its limit ``most``; 0: no limit.
 
-    ``clock`` is what the reason ends with.
+    The reason ends with ``clock``, which says whether the clock went back.
     """
     if 0 < most < count:
         raise RefusedByMemberError(f"this member takes part in at most {most} {kind} a day{clock}")

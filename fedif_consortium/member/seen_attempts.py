@@ -1,4 +1,4 @@
-"""Which attempts at which runs, and rounds of them, a member has seen: the next has to follow."""
+"""A guard remembers which attempts and rounds a member has seen; the next ones have to follow."""
 
 from __future__ import annotations
 
@@ -25,14 +25,24 @@ from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import make_folder, write_atomically
 
 FILE = "attempts.json"
-MOST_NAMES = 10_000  # Of runs.
+MOST_NAMES = 10_000  # The most runs, by name, that are remembered.
 
 
 class _Seen(BaseModel, strict=True):
-    """The last attempt at a run: its number, the end of the chain of attempts, its run config.
+    """The last attempt at a run that the member has seen.
 
-    ``earlier`` are the run configs of the attempts before it that this member has seen.
-    ``server_round`` is the last round of it in which the member was to train; 0: none is known.
+    Attributes
+    ----------
+    number : int
+        The attempt's number, from 1.
+    end : str
+        The end of the chain of attempts after it, in hex.
+    config : str
+        The hash of its run config in hex; empty if it is not known.
+    earlier : list of str
+        The hashes of the other run configs of this run that the member has seen.
+    server_round : int
+        The last round of the attempt in which the member was asked to train; 0 if none is known.
     """
 
     number: Annotated[int, Field(ge=1)]
@@ -43,13 +53,13 @@ class _Seen(BaseModel, strict=True):
 
 
 class _File(BaseModel, strict=True):
-    """What is remembered, by the run's name."""
+    """The content of the file: the last seen attempts by the runs' names."""
 
     runs: dict[str, _Seen] = {}
 
 
 class SeenAttempts:
-    """Remembers the last attempt at each run, and its last round, in a file, beyond a restart.
+    """Remembers the last attempt at each run, and its last round, in a file that outlives restarts.
 
     Parameters
     ----------
@@ -59,7 +69,7 @@ class SeenAttempts:
     Raises
     ------
     ConfigError
-        If there is a file that is not what this class wrote.
+        If the file is damaged.
     """
 
     def __init__(self, state: Path) -> None:
@@ -70,7 +80,7 @@ class SeenAttempts:
                 self._runs = _File.model_validate_json(self._path.read_bytes()).runs
 
     def check(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> Attempts:
-        """Return the attempt that a message is of.
+        """Return the attempts that a message names, its own attempt last.
 
         Parameters
         ----------
@@ -82,8 +92,8 @@ class SeenAttempts:
         Raises
         ------
         RefusedByMemberError
-            If it names none, another run than that of the run config, or one that does not follow
-            those that this member has seen.
+            If the message names no attempt, names one at another run than the run config's, or the
+            attempt does not follow those that this member has seen.
         """
         try:
             attempts = told_attempts(told.get(ATTEMPTS_KEY))
@@ -104,7 +114,8 @@ class SeenAttempts:
         title = _title(attempts)
         seen = self._runs.get(attempts.name)
         if seen is None:
-            # Else the server could make up a first attempt, and with it a name, each time.
+            # The automatic name of a run follows from the first attempt's run config. Without this
+            # check, a server could invent a first attempt each time, and so a name that is new.
             if attempts.number > 1 and attempts.last.config in self._seen_configs():
                 raise RefusedByMemberError(
                     f"{title} does not follow: this member has seen its run config in a run that "
@@ -122,21 +133,22 @@ class SeenAttempts:
             )
 
     def note(self, attempts: Attempts, server_round: int | None = None) -> None:
-        """Remember an attempt, and a round of it, before a message of it is answered.
+        """Remember an attempt, and a round of it, before the round's message is answered.
 
         Parameters
         ----------
         attempts : Attempts
-            As :meth:`check` returned it.
+            The attempts that :meth:`check` returned.
         server_round : int, optional
-            The round in which the member is to train; ``None``: the message is of none.
+            The round in which the member is asked to train; ``None`` if the message is of no round.
 
         Raises
         ------
         RefusedByMemberError
-            If the round does not follow those of this attempt, or there is no room for another run.
+            If the round does not come after the last one of this attempt, or 10,000 other runs are
+            remembered.
         StorageError
-            If it cannot be written; then the message must not be answered.
+            If the file cannot be written; then the message must not be answered.
         """
         end = attempts.end(attempts.number).hex()
         seen = self._runs.get(attempts.name)
@@ -144,7 +156,8 @@ class SeenAttempts:
         if seen is not None and seen.end == end:
             last_round = seen.server_round
         if server_round is not None:
-            # Else the server could do a round again until it likes it, and no attempt would show.
+            # Otherwise the server could do a round again until it likes the result, and the number
+            # of attempts would not show it.
             if server_round <= last_round:
                 raise RefusedByMemberError(
                     f"round {server_round} of {_title(attempts)} does not follow: this member was "
@@ -178,23 +191,23 @@ class SeenAttempts:
 
 
 def _configs_before(seen: _Seen | None, config: str) -> list[str]:
-    """Return the run configs that a run has had before the one that it has now."""
+    """Return the hashes of the run configs that a run had before, without the present one."""
     if seen is None:
         return []
     return sorted({*seen.earlier, seen.config} - {config, ""})
 
 
 def _title(attempts: Attempts) -> str:
-    """Return what an error calls an attempt."""
+    """Return words for the last of the attempts, for error messages."""
     return f"attempt {attempts.number} at run {printable(attempts.name, 80)!r}"
 
 
 def _may_be_called_so(attempts: Attempts, config: Mapping[str, Scalar]) -> bool:
-    """Return whether a run with this config may have the name that its attempts have.
+    """Return whether a run with this run config may have the name in ``attempts``.
 
-    A run that the config does not name keeps the name of its first attempt, also where a setting
-    that is no matter for its results was changed since. The first config makes that name: the
-    server does not choose it.
+    If the run config has a name, it has to be this one. Otherwise the name has to follow from the
+    run config of the first attempt, so that the server cannot choose it. A later attempt keeps
+    this name, also if a setting on which no result depends was changed since.
     """
     if config.get(RUN_NAME, AUTO) != AUTO:
         return attempts.name == agreed_name(config)
