@@ -1,29 +1,36 @@
-r"""Whether a run's held-out set is one to pay by, and what it would take to change the order.
+r"""The verdict on a run's held-out set: whether to pay by it, and what could change the order.
 
-A run is *settled* where nothing that is known of the held-out set could change the order of those
-who are paid, *open* where something could, and *not to be paid by* where too many labels look wrong
-for what the loss allows for. It has no verdict where the set was not examined before the run.
+The order is that of the members who are paid. A run's verdict is
 
-Wrong labels that the loss does not allow for could be any. Where a share :math:`\delta` of the
-examples is wrong, the right ones are a sample at the chi-square distance
-:math:`\delta / (1 - \delta)` from all n. So by Cauchy and Schwarz two members may change places
-where
+- *settled* if nothing that is known of the held-out set could change the order,
+- *open* if something could,
+- *not to be paid by* if so many labels look wrong that the loss cannot be corrected for them.
+
+There is no verdict if the set was not examined before the run, or nobody has a share.
+
+**Wrong labels.** The loss is corrected for some share of wrong labels. Any labels may be wrong
+beyond that. Let a share :math:`\delta` of the n examples be wrong. Then the right ones are a sample
+at the chi-square distance :math:`\delta / (1 - \delta)` from all n. So, by the inequality of Cauchy
+and Schwarz, two members with credits :math:`c_i` and :math:`c_j` may change places only if
 
 .. math:: (c_i - c_j)^2 \le \frac{\delta}{1 - \delta}\, n \operatorname{se}^2(c_i - c_j)
 
-with se the standard error over held-out examples. That is the worst that they can do. The bound
-takes for :math:`\delta` the upper end of the share's interval less what the loss is corrected for.
+where se is the standard error over held-out examples. This is the worst case. The code takes for
+:math:`\delta` the upper end of the interval of the share of wrong labels, less the share for which
+the loss is corrected.
 
-Classes of a few examples need no reason of their own: that there are too few examples covers them.
-Blocks of examples are drawn without regard to classes. So m examples of a class, by which two
-members differ by :math:`d_e` each, add about
+**Rare classes.** A class with few examples is no doubt of its own, since the doubt "too few
+examples" covers it. To see this, let a class have m examples, and let two members' credits differ
+by :math:`d_e` on example e, with mean :math:`\bar d` and standard deviation :math:`s_d`. Examples
+are put into blocks without regard to classes. So the class adds about
 
 .. math:: \sum_e d_e^2 = m \bar d^2 + (m - 1) s_d^2
 
-to the squared standard error of the two members' difference. For m > 1 that is at least half of
-:math:`m s_d^2`, the variance of the class's own sum; for m = 1 it is the square of all that the
-class adds. Who is told apart differs by more than two standard errors, which are more than one of
-the class's own: so no class that is off by one of these swaps them.
+to the squared standard error of the two members' difference. For m > 1 this is at least half of
+:math:`m s_d^2`, which is the variance of the class's own sum. For m = 1 it is the square of all
+that the class adds. Members who are told apart differ by more than two standard errors, and these
+are more than one standard error of the class's sum. So a class whose sum is off by one of its
+standard errors does not swap them.
 """
 
 from __future__ import annotations
@@ -62,11 +69,11 @@ Reason = Literal[
 Unjudged = Literal["", "not-examined", "no-shares"]
 
 NOT_TO_BE_PAID_BY: RunVerdict = "not-to-be-paid-by"
-# Beyond what the loss is corrected for. A tenth of wrong labels, uncorrected, moved a third of the
-# money among honest members.
+# The largest share of wrong labels beyond the share that the loss is corrected for. In a
+# measurement, a tenth of wrong labels, uncorrected, moved a third of the money of honest members.
 MOST_UNCORRECTED = 0.1
-# Corrected contributions were measured with up to 30 % of wrong labels, which was found as .25 to
-# .40 (docs/methods/held-out.md).
+# The largest share of wrong labels for which a correction is trusted. It was measured with up to
+# 30 % of wrong labels, which the examination estimated at 25 to 40 % (docs/methods/held-out.md).
 MOST_CORRECTED = 0.4
 REASONS: Mapping[str, str] = {
     "wrong-labels": "more held-out labels look wrong than the loss can be corrected for",
@@ -84,7 +91,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Doubt:
-    """Why the order could be another, and of which members, by client id."""
+    """A reason why the order could change, and the client ids of the members concerned."""
 
     reason: Reason
     members: tuple[int, ...]
@@ -92,18 +99,18 @@ class Doubt:
 
 @dataclass(frozen=True)
 class NearestSwap:
-    """The least change of the held-out classes at which two neighbours in the order are level.
+    """The least change of the mix of classes at which two neighbours in the order are level.
 
     Attributes
     ----------
     ahead, behind : int
-        Their client ids.
+        The client ids of the two members.
     distance : float, optional
-        Chi-square distance of the mix of classes; ``None``: no mix puts them level.
+        The chi-square distance of that mix from the held-out one; ``None``: no mix puts them level.
     label : int, optional
-        The class that moves most in it.
+        The class whose part changes most.
     times : float, optional
-        How many times as frequent that class is then.
+        How many times as frequent that class is in the other mix.
     """
 
     ahead: int
@@ -121,36 +128,36 @@ def _distance_of(swap: NearestSwap) -> float:
 
 @dataclass(frozen=True)
 class HeldOutAccount:
-    """What a statement says of the held-out set.
+    """What a statement says of the held-out set that the run pays by.
 
     Attributes
     ----------
     verdict : {"settled", "open", "not-to-be-paid-by"}, optional
-        ``None``: there is none.
+        The verdict; ``None``: there is none.
     unjudged : {"", "not-examined", "no-shares"}
-        Why there is none.
+        Why there is no verdict; empty: there is one.
     is_accepted : bool
-        Whether the operator pays by a set that is not to be paid by.
+        Whether the verdict is "not to be paid by", and the operator pays by the set all the same.
     is_secret : bool
-        Whether it is that of the secret data, by which the run pays.
+        Whether the set is that of the secret data.
     examples : int, optional
-        How many there are.
+        The number of examples that count; ``None``: they were not examined.
     wrong, wrong_low, wrong_high : float, optional
         The share of labels that looked wrong before the first round, and its 90 % interval.
     confused : float
         The share of labels that may be confused by class; 0: not more than models confuse.
     corrected : float
-        For which share of them the loss was corrected.
+        The share of wrong labels for which the loss was corrected.
     is_corrected_by_class : bool
-        Whether that was by the chances of each class.
+        Whether the correction was by the chances of each class.
     contradicted : float, optional
-        The share of labels of which the last model is sure that they are others.
+        The share of labels that the last model contradicts with high probability.
     missing, rare : tuple of int
-        Classes that have no example, or fewer than ten.
+        Classes of which no example counts, and classes with fewer than ten examples.
     doubts : tuple of Doubt
-        What could change the order.
+        Reasons why the order could change, or why the set is not to be paid by.
     swaps : tuple of NearestSwap
-        For neighbours in the order of those who are paid; empty: contributions are not by class.
+        One for each two neighbours in the order; empty: contributions are not split by class.
     """
 
     verdict: RunVerdict | None
@@ -172,29 +179,32 @@ class HeldOutAccount:
 
     @property
     def nearest_swaps(self) -> list[NearestSwap]:
-        """The swaps that some mix brings about, the nearest first."""
+        """The swaps that some mix of classes can bring about, the nearest first."""
         possible = [swap for swap in self.swaps if swap.distance is not None]
         return sorted(possible, key=_distance_of)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Who is paid by what, in the order of ``client_ids``.
+    """The members' credits and shares, from which their order follows.
+
+    All sequences are in the order of ``client_ids``.
 
     Attributes
     ----------
     client_ids : sequence of int
         The members.
     worth : NDArray
-        ``[n]``: what shares are of.
+        ``[n]``: the credits that shares are computed from, as sums or as means per draw.
     shares : NDArray
-        ``[n]``: of what was gained, before those who are not told apart are paid alike.
+        ``[n]``: shares of the gain, before members that are not told apart are paid alike.
     draws : sequence of int
-        ``[n]``: what sums over rounds are divided by for ``worth``.
+        ``[n]``: the divisors that make ``worth`` of sums over rounds; all 1 if it is sums.
     lucks : sequence of Luck
         How else ``worth`` could have come out.
     worth_at_noise_ends : sequence of NDArray
-        ``[n]`` each: ``worth`` at both ends of the share of wrong labels; empty: it is not known.
+        ``[n]`` each: ``worth`` at both ends of the interval of the share of wrong labels; empty: it
+        is not known there.
     """
 
     client_ids: Sequence[int]
@@ -206,42 +216,42 @@ class Standing:
 
     @property
     def is_paid(self) -> NDArray[np.bool_]:
-        """Who has a share, ``[n]``."""
+        """Whether each member has a share, ``[n]``."""
         return self.shares > 0
 
     @property
     def luck_of_examples(self) -> Luck | None:
-        """How it could have come out with other held-out examples, if that is known."""
+        """How ``worth`` could have come out with other held-out examples, if that is known."""
         for luck in self.lucks:
             if luck.about == EXAMPLES:
                 return luck
         return None
 
     def paid_places(self) -> list[int]:
-        """Return the places of those who are paid, the highest first."""
+        """Return the positions of the members who are paid, the highest worth first."""
         places = np.flatnonzero(self.is_paid).tolist()
         return sorted(places, key=lambda place: (-self.worth[place], place))
 
     def ids(self, places: Iterable[int]) -> tuple[int, ...]:
-        """Return the client ids of members at some places, in the order of the members."""
+        """Return the client ids at some positions, each once, in the members' order."""
         return tuple(self.client_ids[place] for place in sorted(set(places)))
 
 
 def judge_held_out(
     records: RunRecords, used: RunRecords, standing: Standing, *, is_accepted: bool = False
 ) -> HeldOutAccount:
-    """Return what a statement says of the held-out set.
+    """Return the verdict on the held-out set that a run pays by, and what it rests on.
 
     Parameters
     ----------
     records : RunRecords
-        The whole run's.
+        The records of the whole run.
     used : RunRecords
-        Those of the rounds that count.
+        The records of the rounds that count.
     standing : Standing
-        Who is paid by what in these rounds.
+        The members' standing in these rounds.
     is_accepted : bool
-        Whether the operator means to pay by a set that is not to be paid by.
+        Whether the operator pays by the set even if it is not to be paid by.
 
     Raises
     ------
@@ -283,12 +293,12 @@ def judge_held_out(
 
 
 def is_payable(held_out: HeldOutAccount) -> bool:
-    """Tell whether the set is one to pay by, or the operator has accepted that it is not."""
+    """Return whether the set is one to pay by, or the operator accepted that it is not."""
     return held_out.verdict != NOT_TO_BE_PAID_BY or held_out.is_accepted
 
 
 def require_payable(held_out: HeldOutAccount) -> None:
-    """Raise ConfigError for a set that is not to be paid by, unless that was accepted."""
+    """Raise ConfigError if the set is not to be paid by, unless the operator accepted that."""
     if is_payable(held_out):
         return
     reasons = [REASONS[doubt.reason] for doubt in held_out.doubts if doubt.reason in _AGAINST]
@@ -312,7 +322,7 @@ def _why_unjudged(examined: Examined, standing: Standing) -> Unjudged:
 def _against_paying(
     examined: Examined, contradicted: float | None, standing: Standing
 ) -> list[Doubt]:
-    """Return why nobody is to be paid by the set; nothing: it may be paid by."""
+    """Return the reasons why nobody is to be paid by the set; empty: it may be paid by."""
     everybody = standing.ids(standing.paid_places())
     reasons: list[Doubt] = []
     is_uncorrected = examined.surely_uncorrected > MOST_UNCORRECTED
@@ -327,7 +337,7 @@ def _against_paying(
 
 
 def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
-    """Return what else could change the order, and of whom: of one member there is none."""
+    """Return the other doubts about the order; a doubt about a single member is none."""
     paid = standing.paid_places()
     luck = standing.luck_of_examples
     everybody = standing.ids(paid)
@@ -350,9 +360,10 @@ def _doubts(examined: Examined, standing: Standing) -> list[Doubt]:
 
 
 def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
-    """Return who is not told apart from another one who is paid, by held-out examples.
+    """Return the positions of paid members that held-out examples do not tell apart from another.
 
-    Groups would not do: the first of a group may be told apart from who is alike with its last.
+    The members of groups would not be the same: a group ends at the first member that is told apart
+    from any of the group, though that member may be alike with the last of the group.
     """
     apart = told_apart(standing.worth, [luck])
     paid = standing.paid_places()
@@ -365,13 +376,16 @@ def _not_told_apart(standing: Standing, luck: Luck) -> list[int]:
 
 
 def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list[int]:
-    """Return who could change places with another one who is paid, by wrong labels."""
+    """Return the positions of paid members that wrong labels could make change places.
+
+    This is the bound in the module's docstring.
+    """
     wrong = examined.possibly_uncorrected
     if not wrong or examined.examples is None:
         return []
     paid = standing.paid_places()
     if wrong >= 1:
-        return paid  # No label is sure to be right: the reach is infinite.
+        return paid  # All labels may be wrong: then the bound is infinite.
     reach = wrong / (1 - wrong) * examined.examples
     may_move: list[int] = []
     for ahead, behind in combinations(paid, 2):
@@ -384,9 +398,9 @@ def _moved_by_labels(examined: Examined, standing: Standing, luck: Luck) -> list
 
 
 def _moved_by_noise(standing: Standing) -> list[int]:
-    """Return who changes places with another one at an end of the share of wrong labels.
+    """Return the positions of members that change places at an end of the share of wrong labels.
 
-    Where contributions at the ends are not known, these could be all who are paid.
+    If contributions at the ends are not known, these are all members who are paid.
     """
     if not standing.worth_at_noise_ends:
         return standing.paid_places()
@@ -399,21 +413,22 @@ def _moved_by_noise(standing: Standing) -> list[int]:
 
 
 def _gaps(worth: Array) -> Array:
-    """Return by how much each is ahead of each other, ``[n, n]``: who is paid nothing is last."""
+    """Return how far each member is ahead of each other, ``[n, n]``; a negative worth counts 0."""
     paid_worth = np.maximum(worth, 0.0)
     gaps: Array = paid_worth[:, None] - paid_worth
     return gaps
 
 
 def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:
-    """Return the least change of classes that puts each two neighbours level."""
+    """Return, for each two neighbours in the order, the least change of classes to be level."""
     by_class = credited_by_class(records, standing)
     if by_class is None:
         return []
     mix = np.array(records.provenance[CLASSES_KEY])
     swaps = []
     for first, second in pairwise(standing.paid_places()):
-        # By rounding, sums over classes may say otherwise than sums over rounds of two equals.
+        # Two members may be equal but for rounding: then sums over classes may order them otherwise
+        # than sums over rounds, which the order of the places follows.
         if by_class[first].sum() < by_class[second].sum():
             ahead = second
             behind = first
@@ -437,11 +452,11 @@ def _swaps(records: RunRecords, standing: Standing) -> list[NearestSwap]:
 
 
 def credited_by_class(records: RunRecords, standing: Standing) -> Array | None:
-    """Return what members are credited with by class, ``[n, C]``, in the unit of their worth.
+    """Return the members' credits by class, ``[n, C]``, in sums or means as their worth is.
 
-    How a credit is split: :func:`~fedif_flower.attribution.intervals.split_credit`, where all
-    examples lose alike. ``None`` where contributions are not by class, or the classes' parts of the
-    examples are not known.
+    :func:`~fedif_flower.attribution.intervals.split_credit` splits a credit; where it says that
+    parts lose, each example loses the same, so a class loses by its part of the examples. ``None``:
+    contributions are not split by class, or the classes' parts of the examples are not known.
     """
     mix = records.provenance.get(CLASSES_KEY)
     if not mix or any(len(part.by_class) != len(mix) for part in records.parts):

@@ -1,18 +1,24 @@
-r"""How else a run's figures could have come out: with other held-out examples, or another draw.
+r"""How else members' figures could have come out: with other held-out examples, or another draw.
 
-A kind of luck is a table of deviations :math:`z` ``[k, n]``: a member's variance is the sum of its
-column's squares, a difference's that of the columns' differences. Kinds that are independent of
-each other add up by their squares.
+A figure depends on chance in several ways: on which examples were held out, on which members were
+drawn for a round, or on which rounds there were. Each way is a *kind of luck*. It is described by a
+table of deviations :math:`z` of the shape ``[k, n]``, with one column for each of n members. The
+variance of a member's figure is the sum of its column's squares. The variance of the difference of
+two members is the sum of the squares of the columns' difference. Kinds of luck are taken to be
+independent, so their variances add up.
 
-Two members are told apart where their credits differ by more than
+Two members i and j are told apart if their credits differ by more than
 
 .. math:: \sqrt{\textstyle\sum_l \big( \tfrac{1}{\sqrt 2}\, q_{.95}(n, \nu_l)\,
           \lVert z_{l,i} - z_{l,j} \rVert \big)^2}
 
-with q the quantile of the studentised range of n members and :math:`\nu_l` degrees of freedom, so
-that of n members that contribute the same, two are told apart in one run of twenty (Tukey-Kramer).
-A group begins with the highest that is in none yet; who follows joins it, down to the first that is
-told apart from one of the group. Only those who have a share are in groups.
+where l runs over the kinds of luck, and q is the 95 % quantile of the studentised range of n
+members with :math:`\nu_l` degrees of freedom (Tukey-Kramer). So if all n members contribute the
+same, some two of them are told apart in one run of twenty.
+
+Members that are not told apart are put into groups. A group begins with the highest member that is
+in no group yet. The members behind it join, one after the other, until one is told apart from any
+member of the group. Only members with a credit above 0 are in groups.
 """
 
 from __future__ import annotations
@@ -45,7 +51,7 @@ BOTH = "both"
 
 @dataclass(frozen=True)
 class Between:
-    """A 95 % interval, and what else there could have been."""
+    """A 95 % interval, and what is assumed to vary: one of the constants above."""
 
     about: str
     low: float
@@ -54,7 +60,17 @@ class Between:
 
 @dataclass(frozen=True)
 class Luck:
-    """A kind of luck: deviations of contributions and of credits, ``[k, n]`` each."""
+    """A kind of luck, as the module describes it.
+
+    Attributes
+    ----------
+    about : str
+        What is assumed to vary, such as :data:`EXAMPLES`.
+    contributed, credited : NDArray
+        ``[k, n]`` each: deviations of the members' contributions, and of their credits.
+    degrees : int
+        Degrees of freedom of the variances.
+    """
 
     about: str
     contributed: Array
@@ -63,9 +79,16 @@ class Luck:
 
 
 def of_blocks(about: str, values: Iterable[Array], weights: Sequence[float]) -> Luck:
-    """Return the luck of sums over blocks: of held-out examples, or of rounds.
+    """Return the luck of sums over blocks, which are blocks of held-out examples, or rounds.
 
-    ``values`` are what was contributed and what is credited, ``[b, n]`` each.
+    Parameters
+    ----------
+    about : str
+        What is assumed to vary.
+    values : iterable of NDArray
+        Contributions by block, and credits by block, ``[b, n]`` each.
+    weights : sequence of float
+        ``[b]``: the blocks' weights, which sum to 1.
     """
     contributed, credited = values
     weights_of_blocks = np.array(weights)
@@ -78,14 +101,24 @@ def of_blocks(about: str, values: Iterable[Array], weights: Sequence[float]) -> 
 
 
 def of_draws(values: Array, draws: Array) -> Luck:
-    r"""Return the luck of means per draw: ``[2, T, n]``, and how often members were drawn.
+    r"""Return the luck of the draw, for means per draw.
 
-    A member drawn a times has the standard error :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}`
-    with a - 1 degrees of freedom. Who was drawn once might as well have contributed nothing.
+    A member that was drawn a times has the standard error
+    :math:`\sqrt{\sum_t (c_t - \bar c)^2 / (a (a-1))}` with a - 1 degrees of freedom, where
+    :math:`c_t` is its contribution to round t, and :math:`\bar c` the mean over its a rounds. A
+    member that was drawn once gets an interval that includes 0: its single round tells no variance.
+
+    Parameters
+    ----------
+    values : NDArray
+        ``[2, T, n]``: contributions and credits by round.
+    draws : NDArray
+        ``[n]``: how often each member was drawn, >= 1.
     """
     rounds = values.shape[1]
     degrees = np.maximum(draws - 1, 1.0)  # [n]
-    # An interval is made with the degrees of all rounds: fewer of a member's own make it wider.
+    # All intervals are made with the degrees of freedom of all rounds. A member has fewer of its
+    # own, so its standard error is enlarged by the ratio of the quantiles.
     quantiles = np.array([quantile(degrees_of_member) for degrees_of_member in degrees])
     wider = quantiles / quantile(rounds - 1)
     means = values.sum(axis=1) / draws  # [2, n]
@@ -104,16 +137,16 @@ def of_draws(values: Array, draws: Array) -> Luck:
 def luck_intervals(
     values: Array, kinds: Sequence[Luck], least: float = -math.inf, most: float = math.inf
 ) -> list[tuple[Between, ...]]:
-    """Return each value's intervals: one for each kind of luck, and where there are two, for both.
+    """Return each value's intervals: one for each kind of luck, and one for both if there are two.
 
     Parameters
     ----------
     values : NDArray
-        ``[n]``: what was contributed.
+        ``[n]``: the members' figures.
     kinds : sequence of Luck
-        By how much that could have come out otherwise.
+        The kinds of luck; their ``contributed`` are the deviations of ``values``.
     least, most : float
-        What it can be.
+        The range of possible values, to which intervals are cut.
     """
     widths: dict[str, Array] = {}  # By what the luck is about, [n] each.
     for kind in kinds:
@@ -132,7 +165,15 @@ def luck_intervals(
 
 
 def told_apart(values: Array, lucks: Sequence[Luck]) -> NDArray[np.bool_]:
-    """Tell which members' credits differ by more than luck, ``[n, n]``."""
+    """Return which members are told apart, ``[n, n]``: their credits differ by more than luck.
+
+    Parameters
+    ----------
+    values : NDArray
+        ``[n]``: the members' credits.
+    lucks : sequence of Luck
+        How else these could have come out.
+    """
     squares = np.zeros((len(values), len(values)))
     for luck in lucks:
         z = luck.credited
@@ -145,7 +186,11 @@ def told_apart(values: Array, lucks: Sequence[Luck]) -> NDArray[np.bool_]:
 
 
 def groups(values: Array, apart: NDArray[np.bool_]) -> list[list[int]]:
-    """Return who is alike, as the module says: each member with a share is in one group."""
+    """Return groups of members that are not told apart, by position, as the module says.
+
+    Each member whose value is above 0 is in one group, be it alone. Groups, and the members in
+    each, are in descending order of their values.
+    """
     alike: list[list[int]] = []
     for i in sorted(np.flatnonzero(values > 0), key=lambda i: (-values[i], i)):
         if alike and not apart[i, alike[-1]].any():
@@ -161,10 +206,22 @@ def _range(members: int, degrees: int) -> float:
 
 
 def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = None) -> list[Luck]:
-    """Return the kinds of luck of members' sums, or with ``draws`` of their means per draw.
+    """Return the kinds of luck of members' sums over rounds, or of their means per draw.
 
-    Where contributions are not split by held-out examples, and nobody was drawn, they are about
-    other rounds. Fewer than five rounds tell nothing.
+    - Held-out examples are a kind of luck if contributions are split by blocks of examples.
+    - The draw is one if members were drawn in different rounds.
+    - Other rounds are one if neither of the first two is.
+
+    With fewer than five rounds the list is empty.
+
+    Parameters
+    ----------
+    records : RunRecords
+        The records of the rounds that count.
+    is_drawn : bool
+        Whether members were drawn in different rounds.
+    draws : NDArray, optional
+        ``[n]``: how often each member was drawn, for means per draw; ``None``: for sums.
     """
     kinds: list[Luck] = []
     if len(records.rounds) < MIN_ROUNDS:
@@ -185,7 +242,7 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
 
 
 def _luck_of_examples(records: RunRecords, draws: Array | None) -> Luck:
-    """Return how sums over blocks of held-out examples, or their means per draw, may differ."""
+    """Return the luck of the held-out examples, for sums, or with ``draws`` for means per draw."""
     weights = records.block_weights
     parts = [
         SplitContribution(part.client_id, part.contribution, part.credited, part.by_block)
@@ -199,6 +256,9 @@ def _luck_of_examples(records: RunRecords, draws: Array | None) -> Luck:
 
 
 def _luck_of_rounds(about: str, records: RunRecords) -> Luck:
-    """Return how sums over rounds, each of the same weight, may differ."""
+    """Return the luck of sums over rounds, which are blocks of equal weight.
+
+    ``about`` says whether other rounds are assumed, or another draw of members for them.
+    """
     rounds = len(records.rounds)
     return of_blocks(about, records.by_round, [1 / rounds] * rounds)

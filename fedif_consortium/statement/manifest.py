@@ -1,8 +1,8 @@
-"""What a statement signs: the model that it is about, and the hash of every file behind it.
+"""The manifest, the signed part of a statement: the model's hash, and that of every file behind it.
 
-It names no member: all members get the same ``manifest.intoto.json``, and may compare. It is an
-envelope (DSSE) around a statement of in-toto, as ``docs/statement-format.md`` describes it; one
-signature covers every page.
+``manifest.intoto.json`` is an envelope (DSSE) around an in-toto statement, as
+``docs/statement-format.md`` describes it. One signature covers every page, by the pages' hashes.
+The manifest names no member, so all members get the same file and can compare it.
 """
 
 from __future__ import annotations
@@ -45,22 +45,23 @@ _OTHER_VERSION = re.compile(r"urn:fedif-flower:contributions:v[0-9]{1,4}")
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 ENVELOPE = "manifest.intoto.json"
 OPERATOR = "the operator"
-SALT = "validation-salt.txt"  # Of secret data.
+SALT = "validation-salt.txt"  # The salt that drew the secret data that pay.
 ACCOUNT = "statement.json"
 TABLE = "statement.csv"
 PAGE = "statement.html"
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-_Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]  # Empty: it is not.
-# Below the run's folder; fit for terminals.
+# A SHA-256; empty: it is not known.
+_Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
+# A path below the run's folder, in ASCII, so that it can be printed to a terminal.
 _Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
-# One line, of letters of any script.
+# One line of text, in letters of any script.
 _Words = Annotated[str, StringConstraints(pattern=rf"^[^{UNSHOWN}]{{0,300}}$")]
 _Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
 class _Part(BaseModel):
-    """A JSON object with these keys alone, in camel case."""
+    """A JSON object that has these keys, in camel case, and no others."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True
@@ -68,7 +69,7 @@ class _Part(BaseModel):
 
 
 class Agreed(_Part):
-    """What members agreed to: a run's name, the number of the attempt, the hash of its config."""
+    """What members agreed to: the run's name, the attempt's number, the hash of its run config."""
 
     name: Annotated[str, Field(min_length=1, max_length=300)]
     attempt: Annotated[int, Field(ge=1, le=MOST_ATTEMPTS)]
@@ -76,7 +77,7 @@ class Agreed(_Part):
 
 
 class Manifest(_Part):
-    """The predicate: what is said about a run's model.
+    """The predicate of the in-toto statement: what is said about a run's model.
 
     Attributes
     ----------
@@ -87,17 +88,21 @@ class Manifest(_Part):
     contact : str
         Whom members may ask; empty: nobody was named.
     public_key : str
-        Of the operator who signed first: DER, SubjectPublicKeyInfo, in base64.
+        The public key of the operator, who signed first: DER, SubjectPublicKeyInfo, in base64.
     agreed : Agreed, optional
-        The attempt at the run that this is about; ``None``: attempts are not counted.
+        The attempt that this statement is about; ``None``: the run counts no attempts.
     attempts : list of Attempt
-        Every attempt so far, this one last.
+        All attempts at the run so far, this one last.
     head : str
-        Lines and root of the chain that members have receipts of; empty: there are none.
-    settings, validation, code : str
-        Hashes of what can change a result, of the validation set, of the package's source. Of an
-        app of its own the settings are not known, of data that are no tensors the validation set:
-        empty.
+        The size and the root of the chain of rounds of which members have receipts; empty: there
+        are no receipts.
+    settings : str
+        Hash of the settings that can change a result; empty for an app of its own, whose settings
+        are not known.
+    validation : str
+        Hash of the validation set; empty if its data are no tensors.
+    code : str
+        Hash of the package's source.
     made_with : str
         Hash of the code and the templates that made the statement.
     files : dict of str to str
@@ -119,12 +124,12 @@ class Manifest(_Part):
 
     @property
     def declared(self) -> Attempts | None:
-        """The attempts that were declared.
+        """The attempts that the manifest declares; ``None``: the run counts none.
 
         Raises
         ------
         ValueError
-            If they are not those of what was agreed to.
+            If ``agreed`` is missing, or is not about the last attempt.
         """
         if self.agreed is None and not self.attempts:
             return None
@@ -141,8 +146,8 @@ class Manifest(_Part):
 
         Raises
         ------
-        ValueError
-            If it is none.
+        ValueError, UnsupportedAlgorithm
+            If ``public_key`` is no public key, or one of a kind that is not allowed.
         """
         key = load_der_public_key(base64.b64decode(self.public_key, validate=True))
         if not is_allowed(key):
@@ -156,7 +161,7 @@ class _Subject(_Part):
 
 
 class SignedStatement(_Part):
-    """A statement of in-toto: what is said (the predicate), and about what (the subject)."""
+    """An in-toto statement: the predicate says something, and the subject is what it is about."""
 
     kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")
     subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
@@ -167,12 +172,12 @@ class SignedStatement(_Part):
     def _is_about_the_model_alone(self) -> Self:
         (model,) = self.subject
         if model.name in self.predicate.files:
-            # Of two digests of one file a reader may take either.
+            # The model would then have two digests, and a reader might take either.
             raise ValueError(f"{model.name} is its subject, and no other file")
         return self
 
     def envelope(self) -> Envelope:
-        """Return it in an envelope, without a signature yet."""
+        """Return an envelope that holds the statement and has no signature yet."""
         text = json.dumps(self.model_dump(by_alias=True), separators=(",", ":"))
         return Envelope(payload_type=PAYLOAD_TYPE, payload=text.encode())
 
@@ -184,7 +189,17 @@ class SignedStatement(_Part):
 
 
 def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement:
-    """Return what a manifest says about a model: its file's name and SHA-256."""
+    """Return the in-toto statement of a manifest.
+
+    Parameters
+    ----------
+    model : str
+        The name of the model's file.
+    digest : str
+        The SHA-256 of that file.
+    manifest : Manifest
+        What is said about the model.
+    """
     return SignedStatement.model_validate(
         {
             "_type": "https://in-toto.io/Statement/v1",
@@ -196,19 +211,23 @@ def statement_of(model: str, digest: str, manifest: Manifest) -> SignedStatement
 
 
 def hashes_of(provenance: Mapping[str, object]) -> dict[str, str]:
-    """Return the hashes of settings, validation set and code, as a run's records have them."""
+    """Return the hashes of settings, validation set and code in a run's provenance."""
     return {name: str(provenance[f"{name}_sha256"]) for name in ("settings", "validation", "code")}
 
 
 class SignedBy(NamedTuple):
-    """Who signed: the operator, a member's name, or nobody who is known (empty), and the key."""
+    """Who made a signature, and with which key.
+
+    ``name`` is :data:`OPERATOR`, a member's name, or empty for a key that is not known. ``key`` is
+    the key's fingerprint; for a key that is not known, the id that stands beside the signature.
+    """
 
     name: str
     key: str
 
 
 class ReadStatement(NamedTuple):
-    """What was read: the envelope, the statement in it, and whose signatures it has."""
+    """A statement that was read: its envelope, its content, and who signed it."""
 
     envelope: Envelope
     statement: SignedStatement
@@ -218,19 +237,22 @@ class ReadStatement(NamedTuple):
 def read_signed(
     folder: Path, members: Mapping[str, VerifyingKey] = MappingProxyType({})
 ) -> ReadStatement:
-    """Read the envelope in a folder, and check that it is as the operator signed it.
+    """Read the manifest in a folder, and check that it is as the operator signed it.
+
+    The operator's key is the one in the manifest itself. Whether that key is the operator's is for
+    the caller to compare.
 
     Parameters
     ----------
     folder : Path
-        With ``manifest.intoto.json``.
+        The folder that holds ``manifest.intoto.json``.
     members : mapping of str to public key
-        Whose signatures are known, by name.
+        The keys of members who may have signed too, by name.
 
     Raises
     ------
     StatementError
-        If it is not there, was changed, or a signature is false.
+        If the manifest is missing, was changed, is of another version, or has a false signature.
     """
     content = read_file(folder, ENVELOPE)
     try:
@@ -238,7 +260,8 @@ def read_signed(
         statement = _read_statement(envelope.payload)
         keys = {**members, OPERATOR: statement.predicate.signer}
         signers = _signers(envelope, keys)
-        # Others find the operator's signature by the id beside it, so that it is to be right too.
+        # Other tools find the operator's signature by the key id beside it, so that has to be right
+        # too, although nobody signed it.
         key_ids = [signature.keyid for signature in envelope.signatures]
         names = [signer.name for signer in signers]
         if key_id(keys[OPERATOR]) not in key_ids or OPERATOR not in names:
@@ -251,12 +274,12 @@ def read_signed(
 
 
 def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[SignedBy, ...]:
-    """Return whose signatures an envelope has, each once however often it signed.
+    """Return who signed an envelope; a holder of several keys is there once for each of them.
 
     Raises
     ------
     EvidenceError
-        If a signature names one of the keys and is not by it.
+        If a signature names one of the keys but is not by that key.
     """
     signers = []
     for signature in envelope.signatures:
@@ -264,20 +287,21 @@ def _signers(envelope: Envelope, keys: Mapping[str, VerifyingKey]) -> tuple[Sign
         if name:
             signers.append(SignedBy(holder_of(name), fingerprint(keys[name])))
         else:
-            # Nobody checked whose it is: the id is what somebody wrote beside it.
+            # The key is not known, so the signature was not checked. Its id is what somebody wrote
+            # beside it.
             signers.append(SignedBy("", printable(signature.keyid, 64)))
     return tuple(dict.fromkeys(signers))
 
 
 def _read_statement(payload: bytes) -> SignedStatement:
-    """Return what an envelope holds.
+    """Return the statement in an envelope's payload.
 
     Raises
     ------
     StatementError
-        If it is of another version, whose keys mean something else.
+        If the statement is of another version, whose keys mean something else.
     ValueError
-        If it is none.
+        If the payload is no statement.
     """
     content = parse_json(payload)
     kind = None
@@ -295,7 +319,7 @@ def _read_statement(payload: bytes) -> SignedStatement:
 
 
 def envelope_of(path: Path) -> Path:
-    """Return where the manifest of a run's folder, or beside a page, lies."""
+    """Return the path of the manifest of a run's folder, of a statement's folder, or of a page."""
     if path.is_file():
         return path.parent / ENVELOPE
     if is_statement(path):
@@ -304,7 +328,7 @@ def envelope_of(path: Path) -> Path:
 
 
 def is_statement(path: Path) -> bool:
-    """Return whether a folder is a statement's own, and not its run's."""
+    """Return whether a folder is that of a statement, and not that of its run."""
     return (path / ENVELOPE).is_file()
 
 
@@ -314,7 +338,7 @@ def read_file(folder: Path, name: str) -> bytes:
     Raises
     ------
     StatementError
-        If it cannot be read, naming it.
+        If the file cannot be read; the message names it.
     """
     try:
         return read_whole(folder / name)
@@ -329,14 +353,22 @@ def file_hash(path: Path) -> str:
 
 
 def put_folder(folder: Path, content: Mapping[str, bytes]) -> None:
-    """Put a folder with these files there, whole or not at all; what is there gets another name.
+    """Write a folder with these files, completely or not at all.
 
-    It survives a power cut: whoever is told of it may forget what it was made of.
+    A folder that is there already gets another name. Once this function returns, the new folder
+    survives a power cut: so the caller may delete what it was made from.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder to write.
+    content : mapping of str to bytes
+        The files by their paths in the folder.
 
     Raises
     ------
     StorageError
-        If the disk takes no more.
+        If the files cannot be written, since the disk is full, for example.
     """
     fresh = temporary_sibling(folder)
     try:

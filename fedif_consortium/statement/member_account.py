@@ -1,6 +1,7 @@
-"""What a statement says of one member, and the verdict: a table of rules, the first that applies.
+"""What a statement says of one member, and the rules that give its verdict.
 
-A verdict is advice to people, who look before they act. It changes no payment.
+The rules are a table; the first rule that applies to a member gives its verdict. A verdict is
+advice to people, who look before they act. It changes no payment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Level = Literal["accept", "review", "quarantine"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether people should look at a member, why, and what to look at."""
+    """Whether people should look at a member, the reason, and advice on what to look at."""
 
     level: Level
     reason: str
@@ -26,75 +27,86 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberAccount:
-    """One member over the whole run.
+    """The account of one member over the whole run.
 
     Attributes
     ----------
-    client_id, partition_id : int
-        Its lasting id, and the part of the data that it says it holds (-1: unknown).
+    client_id : int
+        The member's lasting id.
+    partition_id : int
+        The part of the data that the member says it holds; -1: unknown.
     name : str
-        What pages call it.
+        What pages call the member.
     page : str
-        Its page, by path below the statement's folder. The number is the member's position, not
-        its id: members get to see these paths.
-    asked, taken_part, refused, away, late : int
-        Rounds: in all, with an accepted reply, with a refused one, without any; and rounds that it
-        took part in with a reply that came after the round.
+        The path of its page below the statement's folder. The number in it is the member's
+        position, not its id, because members get to see these paths.
+    asked : int
+        The number of rounds in which the member was asked.
+    taken_part : int
+        In how many of them its reply was accepted.
+    refused : int
+        In how many of them its reply was refused.
+    away : int
+        In how many of them no reply came, or an error in its place.
+    late : int
+        How many of the accepted replies came after their round.
     signed : int
-        Accepted replies that it signed.
+        How many of the accepted replies the member signed.
     revoked_in : int, optional
-        The round in which the operator ended its registration.
+        The round in which it was seen that the operator ended its registration.
     examples : float, optional
-        The most examples it claimed and was believed.
+        The largest number of examples that it claimed and was believed.
     weight_score : float, optional
-        Omega after its last round.
+        The weight score Omega after its last round.
     refusals : tuple of (str, int)
-        Why replies did not count, and how often.
+        Reasons why replies did not count, and how often each occurred.
     contribution : float
-        In nats of validation loss; negative: it raised the loss.
+        The contribution, in nats of validation loss; negative: the member raised the loss.
     credited : float
         The part of the contribution that lies within the bounds; at most the contribution.
     left_out_harm : float
-        By how much its updates raised the loss in the rounds that are left out, all of them
-        together, in multiples of what the whole run lowered it by; 0: they did not.
+        How much its updates raised the loss in the rounds that are left out, all of them together,
+        in multiples of what the whole run lowered it by; 0: they did not.
     by_class : tuple of float
-        The contribution in each class's loss, where that was attributed.
+        The contribution by class; empty: contributions are not split by class.
     equal_part : float
-        What the contribution would be if all with a part in a round's step had an equal one; with a
-        server's momentum that are also those whose earlier updates it carries on.
+        What the contribution would be if everybody with a part in a round's step had contributed
+        the same. With server momentum, these include members whose earlier updates are carried on.
     other_rounds : float, optional
-        The contribution without the decisive round, where there is one.
+        The contribution without the decisive round; ``None``: there is no such round.
     per_draw : float, optional
-        The contribution over the number of rounds in which it was asked.
+        The contribution divided by the number of rounds in which the member was drawn; ``None``: it
+        was drawn in none.
     length, weight, borrowed : float
-        Its updates' length, its weight and what they hold of the last steps: means over its
-        rounds, in multiples of what is usual.
+        The length of its updates, its weight, and how much its updates repeat the last global
+        steps: means over its rounds, in multiples of what is usual.
     opposed_rounds : int
-        Rounds in which its update was turned against another one.
+        The number of rounds in which its update and another member's cancelled each other.
     has_same_part : bool
         Whether its updates have the same own part as another member's.
     is_weighed_by_length : bool
         Whether longer updates had more weight in this run.
     place : int
-        Its place among all by what its share is of.
+        The member's place among all, from 1, by the credits that shares are computed from.
     alike : int
-        How many others its group has, from whom it is not told apart.
+        How many other members are in its group, from whom it is not told apart.
     own_share, share : float
-        Its share of what was gained, in [0, 1], before and after those who are not told apart were
-        paid alike.
+        Its share of the gain, in [0, 1], before and after members that are not told apart are paid
+        alike.
     cents : int, optional
-        Its part of the budget.
+        Its amount, in cents; ``None``: there is no budget.
     intervals : tuple of Between
-        The contribution's 95 % intervals, one for each kind of luck; the last is about all of them.
+        The 95 % intervals of the contribution, one for each kind of luck; the last is about all of
+        them.
     draw_intervals, share_intervals : tuple of Between
-        The same of ``per_draw`` and ``own_share``. Where there are ``noise_shares``, intervals of
-        the share are the unions with those at both ends.
+        The same for ``per_draw`` and ``own_share``. If there are ``noise_shares``, an interval of
+        the share is the union with the shares and intervals at both ends.
     noise_shares : tuple of float
-        The share at the lowest and the highest share of wrong labels that the held-out set may
-        have; empty: contributions there were not measured.
+        The share of the gain if the lowest, and if the highest share of labels were wrong that the
+        examination allows for; empty: contributions were not measured there.
     mix_interval : tuple of float
-        The lowest and the highest share with another mix of the held-out classes; empty:
-        contributions are not by class.
+        The lowest and the highest share of the gain with another mix of the held-out classes;
+        empty: it is not known.
     verdict : Verdict
         Accept, review or quarantine, and why.
     """
@@ -140,14 +152,14 @@ class MemberAccount:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the contribution about every kind of luck."""
+        """The interval of the contribution about all kinds of luck; ``None``: there is none."""
         if not self.intervals:
             return None
         return self.intervals[-1].low, self.intervals[-1].high
 
     @property
     def may_be_nothing(self) -> bool:
-        """Whether the interval of what it contributed includes 0."""
+        """Whether the interval of the contribution includes 0, and the contribution is not 0."""
         if self.interval is None or self.contribution == 0:
             return False
         low, high = self.interval
@@ -155,26 +167,27 @@ class MemberAccount:
 
     @property
     def replies(self) -> int:
-        """How many came."""
+        """The number of replies that came, accepted or refused."""
         return self.taken_part + self.refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRule:
-    """One line of the table by which members are judged.
+    """One rule of the table by which members are judged.
 
     Attributes
     ----------
     level : {"accept", "review", "quarantine"}
-        The verdict where it applies.
+        The verdict if the rule applies.
     words : str
-        When it applies.
-    applies : Callable
-        Tells whether it does.
+        The rule's condition in words.
+    applies : callable
+        Returns whether the rule applies to a member.
     advice : str
         What to look at, for the member and the operator alike.
     reason : str
-        Says with a member's figures that the rule applies to it; empty: the words do.
+        A template for the verdict's reason, which is filled with the member's figures; empty:
+        ``words`` are the reason.
     """
 
     level: Level
@@ -249,7 +262,7 @@ _HARM = (
     "Look at its data before its next run: wrong labels, another scale of the inputs, or examples "
     "of a kind that those that all are judged by do not hold"
 )
-# In this order: the first that applies gives the verdict.
+# The order matters: the first rule that applies gives the verdict.
 RULES: tuple[VerdictRule, ...] = (
     VerdictRule(
         level="quarantine",
@@ -355,7 +368,7 @@ RULES: tuple[VerdictRule, ...] = (
 
 
 def with_verdict(member: MemberAccount) -> MemberAccount:
-    """Return the member with the verdict of the first rule that applies."""
+    """Return the member's account with the verdict of the first rule that applies."""
     rule = next(rule for rule in RULES if rule.applies(member))
     words = rule.reason or rule.words
     reason = words.format(member)

@@ -1,4 +1,4 @@
-"""What a run's records say of each member by itself, before anything is shared out."""
+"""The facts about each member that follow from a run's records, before anything is shared out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from fedif_consortium.statement.settings import weighs_by_length
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, all_different, called
 from fedif_flower.run.completeness import MemberTurns
 
-OPPOSED = 0.9  # The negated cosine; honest updates were seen at 0.65.
+# Two updates cancel each other if their negated cosine is above this. The highest value measured
+# between honest updates is 0.65.
+OPPOSED = 0.9
 _NEVER_ASKED = MemberTurns(
     client_id=-1,
     partition_id=UNKNOWN_PARTITION,
@@ -28,7 +30,7 @@ _NEVER_ASKED = MemberTurns(
 
 @dataclass(frozen=True, kw_only=True)
 class MemberFacts:
-    """What is known of a member by itself, under the names that ``MemberAccount`` has for it."""
+    """The facts about one member; ``MemberAccount`` has and describes the same attributes."""
 
     client_id: int
     partition_id: int
@@ -55,14 +57,14 @@ class MemberFacts:
 
 
 def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[MemberFacts]:
-    """Yield what is known of each member, in the members' order.
+    """Yield the facts about each member, in the members' order.
 
     Parameters
     ----------
     records : RunRecords
-        The rounds that count.
+        The records of the rounds that count.
     turns : sequence of MemberTurns
-        What became of requests to members in these rounds.
+        What became of the requests to each member.
     """
     names = labels(records)
     copies = alike(records.own_parts)
@@ -102,7 +104,7 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
 
 
 def labels(records: RunRecords) -> dict[int, str]:
-    """Return what pages call each member; all different."""
+    """Return what pages call each member, by client id; no two names are the same."""
     names = {}
     for client_id, partition_id in records.members.items():
         registered_name = records.names.get(client_id, "")
@@ -111,13 +113,16 @@ def labels(records: RunRecords) -> dict[int, str]:
 
 
 def _equal_parts(records: RunRecords) -> dict[int, float]:
-    """Return by round what each with a part in its step would get if all got the same of it."""
+    """Return, by round, an equal part of its contributions for everybody who has a part in it."""
     members_in = Counter(part.round for part in records.parts)
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 
 
 def _count_signed(replies: Sequence[Reply], signed: Set[tuple[int, int]]) -> int:
-    """Return how many accepted replies are signed; ``signed``: round and client id of those."""
+    """Return how many accepted replies are signed.
+
+    ``signed`` has the round and the client id of each signed reply.
+    """
     accepted = [reply for reply in replies if reply.status == "accepted"]
     return len([reply for reply in accepted if (reply.round, reply.client_id) in signed])
 
@@ -133,14 +138,15 @@ def _last(values: Sequence[float]) -> float | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean of values; 0 where there are none."""
+    """Return the mean of values; 0 if there are none."""
     return math.fsum(values) / max(len(values), 1)
 
 
 def _refusals(replies: Sequence[Reply]) -> Counter[str]:
-    """Return why a member's replies did not count, and how often.
+    """Return the reasons why a member's replies did not count, and how often each occurred.
 
-    One that came late has two lines. The later one says whether it counted.
+    A reply that came late has two lines. The second one says whether it counted, so the first one
+    is passed over.
     """
     came_later = {reply.asked_in for reply in replies if reply.asked_in}
     refusals: Counter[str] = Counter()
@@ -152,7 +158,7 @@ def _refusals(replies: Sequence[Reply]) -> Counter[str]:
 
 
 def _by_class(parts: Sequence[Part]) -> tuple[float, ...]:
-    """Return the sum over rounds for each class; nothing where contributions are not by class."""
+    """Return a member's contribution by class; empty if contributions are not split by class."""
     rounds = [part.by_class for part in parts]
     return tuple(math.fsum(values_of_class) for values_of_class in zip(*rounds, strict=True))
 
@@ -160,7 +166,8 @@ def _by_class(parts: Sequence[Part]) -> tuple[float, ...]:
 def _parts_of_updates(records: RunRecords, client_id: int, replies: Sequence[Reply]) -> list[Part]:
     """Return a member's parts of the rounds to whose steps it sent an update.
 
-    In others momentum carries on an earlier one, or a step is taken back, with its figures again.
+    It may have a part in other rounds too: server momentum carries on an earlier update, and a
+    round that takes a step back has the figures of that step again.
     """
     rounds = {reply.round for reply in replies if reply.status == "accepted"}
     rounds -= records.taken_back.keys()

@@ -1,4 +1,7 @@
-"""A node keeps the statements that the server sends it: in its own folder, under its own names."""
+"""Statements on their way to a member: the server's message, and the node that keeps its page.
+
+The node chooses the folder and the names of its files, not the server.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 def delivery(page: bytes, manifest: bytes) -> RecordDict:
-    """Return what brings a member its page, and the signed manifest that shows that it is whole."""
+    """Return the content of the message that brings a member its page and the signed manifest."""
     return RecordDict({_RECORD: ConfigRecord({"page": page, "manifest": manifest})})
 
 
 def keep_statement(message: Message, context: Context) -> Message:
-    """Write this node's page into its ``statement-dir``, and answer why not, or nothing.
+    """Write the page in a message into this node's ``statement-dir``, and return the answer.
 
-    Its last receipts come with it.
+    The answer says why the page was not kept; it is empty if the page was kept. The message also
+    brings the node's last receipts, which are kept first.
     """
     take_receipts(message.content, context)
     answer = ConfigRecord({"refused": _why_not_kept(message.content, context)})
@@ -39,7 +43,7 @@ def keep_statement(message: Message, context: Context) -> Message:
 
 
 def _why_not_kept(content: RecordDict, context: Context) -> str:
-    """Write this node's page where it has a folder for it; return why not, empty: it is there."""
+    """Write the page into this node's folder; return why it was not kept, empty: it was."""
     folder = NodeConfig.from_node_config(context.node_config).statement_dir
     if not folder:
         return UNWANTED
@@ -53,7 +57,7 @@ def _why_not_kept(content: RecordDict, context: Context) -> str:
 
 
 def read_answer(content: RecordDict) -> str:
-    """Return why a node did not keep its page; empty: it did."""
+    """Return from a node's answer why it did not keep its page; empty: it did."""
     refused = records_of(content, ConfigRecord).get(_RECORD, ConfigRecord()).get("refused")
     if not isinstance(refused, str):
         return "unreadable answer"
@@ -61,17 +65,23 @@ def read_answer(content: RecordDict) -> str:
 
 
 def write_statement(content: RecordDict, folder: Path) -> Path:
-    """Write what a server sent into a new folder below ``folder``, and return its page's path.
+    """Write the page and the manifest that a server sent into a new folder below ``folder``.
 
-    The new folder is called after this host's clock. The server chooses no name, and no statement
-    that is there is replaced or removed: a folder with 100 statements takes no more.
+    The new folder is named after this host's clock, so the server cannot choose a name. No earlier
+    statement is replaced or removed; a folder with 100 statements takes no more.
+
+    Returns
+    -------
+    Path
+        The page.
 
     Raises
     ------
     ReplyError
-        If it is larger than 1 MiB each, no page, or not of these types.
+        If the message has no page and manifest, one of them is larger than 1 MiB, or the page is
+        none that a statement may have.
     StorageError
-        If that many are there, or the disk takes no more.
+        If the folder holds 100 statements, or cannot be written.
     """
     record = records_of(content, ConfigRecord).get(_RECORD, ConfigRecord())
     page = record.get("page")

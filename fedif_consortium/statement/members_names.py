@@ -11,13 +11,13 @@ from fedif_flower.run.rows import text_in
 
 
 def read_names(path: Path) -> dict[int, str]:
-    """Read members' names: a CSV file with the columns ``client_id`` and ``name``.
+    """Read members' names by client id from a CSV file with the columns ``client_id`` and ``name``.
 
     Raises
     ------
     ConfigError
-        Naming the file and the line: an id that is no whole number or is there twice, a name that
-        is missing, longer than 80 characters or not printable.
+        If an id is no whole number or is there twice, or a name is missing, is longer than 80
+        characters or is not printable. The message names the file and the line.
     """
     names: dict[int, str] = {}
     written_by_hand = Table(path, ("client_id", "name")).read("", ended=False)

@@ -1,9 +1,10 @@
-r"""Shares if the held-out loss were corrected for another share of wrong labels than it is.
+r"""Members' shares if the held-out loss were corrected for another share of wrong labels.
 
-The examination before a run gives that share with an interval. Contributions are measured at both
-of its ends too (:mod:`fedif_flower.attribution.noise_ends`): along the same steps, with the same
-rounds, bounds of credit and rules. So a member has three shares, and the interval of its share is
-the union of all three's.
+The examination before a run estimates the share of wrong labels, and gives an interval for it.
+Contributions are measured with the loss corrected for the estimate, and for both ends of the
+interval (:mod:`fedif_flower.attribution.noise_ends`): along the same steps, with the same rounds,
+bounds of credit and rules. So a member has three shares of the gain. The interval that a statement
+gives is the union of the three shares' intervals.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from fedif_consortium.statement.sums import Draws, intervals_of, lucks_of, total
 
 @dataclass(frozen=True)
 class AtNoiseEnd:
-    """What shares would be at one end of the interval of wrong labels, in the members' order.
+    """The members' shares at one end of the interval of wrong labels, in the members' order.
 
     Attributes
     ----------
     worth : NDArray
-        ``[n]``: what shares are of.
+        ``[n]``: the credits that shares are computed from, as sums or as means per draw.
     shares : list of float
-        Before those who are not told apart are paid alike.
+        The shares, before members that are not told apart are paid alike.
     intervals : list of tuple of Between
-        The shares' own.
+        The intervals of these shares.
     """
 
     worth: NDArray[np.float64]
@@ -41,16 +42,16 @@ class AtNoiseEnd:
 
 
 def at_noise_ends(records: RunRecords, draws: Draws, pay_by: PayBy) -> list[AtNoiseEnd]:
-    """Return what shares would be at both ends; nothing where contributions there are not known.
+    """Return the shares at both ends; an empty list if contributions there are not known.
 
     Parameters
     ----------
     records : RunRecords
-        Those of the rounds that count.
+        The records of the rounds that count.
     draws : Draws
-        How often members were asked in them.
+        How often members were drawn in these rounds.
     pay_by : {"sum", "draw"}
-        What shares are of.
+        Whether shares are computed from sums of credits, or from means per draw.
     """
     ends = []
     for of_end in records.at_noise_ends():
@@ -68,16 +69,16 @@ def at_noise_ends(records: RunRecords, draws: Draws, pay_by: PayBy) -> list[AtNo
 
 
 def union(intervals: Sequence[Between], place: int, ends: Sequence[AtNoiseEnd]) -> list[Between]:
-    """Return a member's intervals of its share, widened by those and its shares at both ends.
+    """Return the intervals of a member's share, widened to include those at both ends.
 
     Parameters
     ----------
     intervals : sequence of Between
-        With the share of wrong labels that the loss is corrected for.
+        The intervals of its share with the loss as it is corrected.
     place : int
-        The member's.
+        The member's position.
     ends : sequence of AtNoiseEnd
-        None: the intervals stay as they are.
+        The shares at both ends; empty: the intervals stay as they are.
     """
     widened = []
     for interval in intervals:

@@ -1,29 +1,39 @@
 r"""Members whose updates have the same own part: one owner under several names, or copied data.
 
-What an update has of its own is its direction less the round's mean one; over rounds, noise that
-differs averages out, and what comes of the same data stays:
+**Own part.** The own part of an update is its direction less the mean direction in its round. Let
+:math:`u_i(t)` be the update of member i in round t, and :math:`m_t` the number of updates in that
+round. Summed over the rounds in which the member took part, its own part is
 
-.. math:: o_i = \sum_{t \ni i} \Big( \frac{u_i(t)}{\lVert u_i(t) \rVert}
-                 - \frac{1}{m_t} \sum_j \frac{u_j(t)}{\lVert u_j(t) \rVert} \Big)
+.. math:: o_i = \sum_{t \ni i} o_i(t), \qquad
+          o_i(t) = \frac{u_i(t)}{\lVert u_i(t) \rVert}
+                 - \frac{1}{m_t} \sum_j \frac{u_j(t)}{\lVert u_j(t) \rVert}
 
-Noise that a member adds hides what it has, the more the longer it is; but how much of
-:math:`o_i` is noise can be told. Over T rounds its square has T times that of what differs from
-round to round, and :math:`T^2` times that of what stays, so that
+In this sum, what differs from round to round averages out, and what comes from the same data stays.
+
+**Noise.** A member may add noise to its updates to hide that its data are those of another. But the
+noise in :math:`o_i` can be estimated. Let :math:`T_i` be the number of rounds in which the member
+took part. The square of :math:`o_i` has what differs from round to round :math:`T_i` times, and
+what stays :math:`T_i^2` times. So an estimate of what stays is
 
 .. math:: a_i = \lVert o_i \rVert^2 - \sum_{t \ni i} \lVert o_i(t) \rVert^2
 
-is what stays of it, with :math:`o_i(t)` a round's. The likeness of two members is
+**Likeness.** The likeness of two members is a cosine without the noise:
 
 .. math:: \rho_{ij} = \sqrt{\frac{T_i - 1}{T_i} \frac{T_j - 1}{T_j}}\,
           \frac{\langle o_i, o_j \rangle}{\sqrt{\hat a_i \hat a_j}}, \qquad
           \hat a_i = \max(a_i, \lVert o_i \rVert^2 / 4)
 
-a cosine without the noise: 1 for the same data, however much noise hides them, up to where three
-quarters of the sum are noise. Members are found where it is above 0.97, and both took part in five
-rounds at least. The server keeps a signed random sketch of each :math:`o_i`: coordinates with
-random signs, added up into 256 sums (AMS; Charikar et al., 2002), and the sum of the squares. A
-cosine :math:`\rho` is told by it to about :math:`(1 - \rho^2) / 16`. An update of 0 has no
-direction, and is left out of the :math:`m_t`. Masked rounds show no update, and add nothing.
+It is 1 for members with the same data, however much noise hides them, as long as at most three
+quarters of the sum's square are noise. Two members are found if their likeness is above 0.97, and
+both took part in at least five rounds.
+
+**Sketch.** The server keeps only a random sketch of each :math:`o_i`, and the sum of the squares of
+:math:`o_i(t)`. The sketch gives each coordinate a random sign, and adds the coordinates up into 256
+sums (AMS sketch; Charikar et al., 2002). It tells a cosine :math:`\rho` up to about
+:math:`(1 - \rho^2) / 16`.
+
+An update of 0 has no direction, and does not count in :math:`m_t`. Masked rounds show no update,
+and add nothing.
 """
 
 from __future__ import annotations
@@ -45,25 +55,26 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
 
-SIZE = 256
-ALIKE = 0.97  # No honest member of 18 federations on digits lies above (twins-noise.csv).
-MOST_NOISE = 0.75  # Of a sum: of what is nearly all noise nothing is known.
-MIN_ROUNDS = 5
-_CHUNK = 1024 * SIZE  # Coordinates whose signs are in memory at once.
+SIZE = 256  # The number of sums in a sketch.
+# No two honest members of 18 federations on digits are more alike than this (twins-noise.csv).
+ALIKE = 0.97
+MOST_NOISE = 0.75  # The noise in a sum is taken for no more than this part of it.
+MIN_ROUNDS = 5  # Members who took part in fewer rounds are not compared.
+_CHUNK = 1024 * SIZE  # The coordinates whose signs are in memory at once.
 
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What a member's updates have of their own.
+    """The own part of a member's updates, summed over rounds.
 
     Attributes
     ----------
     rounds : int
-        In how many it took part.
+        The number of rounds in which the member took part.
     squares : float
-        The sum of the squares of its rounds' own parts.
+        The sum over rounds of the squared length of the own part.
     sums : sequence of float
-        ``[256]``: the sketch of their sum.
+        ``[256]``: the sketch of the sum of own parts.
     """
 
     rounds: int
@@ -71,12 +82,15 @@ class OwnPart:
     sums: Sequence[float]
 
 
-# By client id: in how many rounds it took part, the sum of squares, and the sketch of the sum.
+# By client id: number of rounds, sum of squared lengths, and sketch of the sum, as in OwnPart.
 Sums = dict[int, tuple[int, float, Tensor]]
 
 
 def sketch(updates: Tensor, seed: int) -> Tensor:
-    """Return the signed random sketches of updates ``[m, d]``: ``[m, 256]``, in doubles."""
+    """Return the random sketches ``[m, 256]`` of updates ``[m, d]``, in float64.
+
+    All updates, and all rounds of a run with the same ``seed``, get the same random signs.
+    """
     generator = torch_generator("own-parts", seed)
     sketches = torch.zeros(len(updates), SIZE, dtype=torch.float64)
     for start in range(0, updates.shape[1], _CHUNK):
@@ -88,24 +102,26 @@ def sketch(updates: Tensor, seed: int) -> Tensor:
 
 
 def alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
-    """Return the client ids of members whose own part is another's."""
+    """Return the client ids of members whose own part is the same as another member's."""
     ids = [client_id for client_id, part in parts.items() if part.rounds >= MIN_ROUNDS]
     if len(ids) < 2:
         return frozenset()
     cosines = likeness([parts[client_id] for client_id in ids])
-    np.fill_diagonal(cosines, -1.0)  # Everybody is like itself.
+    np.fill_diagonal(cosines, -1.0)  # Each member is like itself: that does not count.
     is_alike = cosines.max(axis=1) > ALIKE
     return frozenset(compress(ids, is_alike))
 
 
 def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
-    """Return how alike members' own parts are without the noise in them, ``[n, n]``."""
+    """Return the likeness of each two members, ``[n, n]``, as the module defines it.
+
+    Each member has to have taken part in two rounds at least: one round does not tell what stays.
+    """
     rounds = np.array([part.rounds for part in parts], dtype=float)
     squares = np.array([part.squares for part in parts])
     sums = np.array([part.sums for part in parts])
     gram = sums @ sums.T
     whole = np.diag(gram)
-    # Two rounds at least: in a single one, nothing says what would stay.
     without_noise = np.maximum(whole - squares, (1 - MOST_NOISE) * whole)
     stays = without_noise * rounds / (rounds - 1)
     lengths = np.sqrt(np.outer(stays, stays))
@@ -114,20 +130,20 @@ def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
 
 
 class OwnParts(Callback, Kept):
-    """Sums up what each member's updates have of their own, and writes it at the run's end."""
+    """Sums up the own part of each member's updates, and writes the sums at the run's end."""
 
     def __init__(self, folder: RunFolder, seed: int) -> None:
         self.table = folder.own_parts
         self._seed = seed
         self.sums: Sums = {}
-        self._after: dict[int, Sums] = {}  # As they were after the last two rounds.
+        self._after: dict[int, Sums] = {}  # The sums after each of the last two rounds, by round.
 
     def why_updates_are_read(self, strategy: RunningStrategy) -> str:  # noqa: ARG002
-        """Return nothing: masked rounds are left out."""
+        """Return an empty text: this callback needs no updates, and leaves out masked rounds."""
         return ""
 
     def on_step(self, step: Step) -> None:
-        """Add a round."""
+        """Add the own parts of a round's updates."""
         if step.updates.unseen is not None:
             return
         updates = step.updates.client_updates
@@ -138,7 +154,8 @@ class OwnParts(Callback, Kept):
         nodes = compress(step.nodes, has_direction.tolist())
         directions = sketch(updates, self._seed)[has_direction]  # [m', 256]
         directions /= lengths[has_direction, None]
-        # An update of 0 would leave a part of what is common to all as everybody's own.
+        # The mean is taken over updates that have a direction. If updates of 0 counted, a part of
+        # what all updates have in common would be left in everybody's own part.
         own_parts = directions - directions.mean(dim=0)
         for node, own_part in zip(nodes, own_parts, strict=True):
             nothing_yet = (0, 0.0, torch.zeros_like(own_part))
@@ -151,7 +168,7 @@ class OwnParts(Callback, Kept):
 
     def on_round(self, report: Round) -> None:
         """Remember the sums after this round, for a checkpoint."""
-        # A checkpoint may be of the last round, or of the one before.
+        # A checkpoint may be that of the last round, or of the round before it.
         self._after = dict(list(self._after.items())[-1:])
         self._after[report.round] = dict(self.sums)
 
@@ -161,7 +178,7 @@ class OwnParts(Callback, Kept):
             self.table.replace(self.lines_now())
 
     def lines_now(self) -> list[dict[str, object]]:
-        """Return the lines of the rounds so far; heads bind them."""
+        """Return the table's lines for the rounds so far; the heads of rounds bind them."""
         lines = []
         for client_id, (rounds, squares, sums) in sorted(self.sums.items()):
             cells = (client_id, rounds, squares, *sums.tolist())
@@ -169,7 +186,7 @@ class OwnParts(Callback, Kept):
         return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return the sums after a round."""
+        """Return the sums after round ``last_round``, for a checkpoint."""
         return {"sums": self._after.get(last_round, self.sums)}
 
     def restore(
@@ -178,17 +195,17 @@ class OwnParts(Callback, Kept):
         memory: Mapping[str, Any] | None,
         last_round: int,  # noqa: ARG002
     ) -> None:
-        """Go on with these sums; without any, with the rounds that come."""
+        """Go on with a checkpoint's sums; without them, begin with the next round."""
         self.sums = {}
         if memory:
             self.sums = dict(memory["sums"])
 
 
 class OwnPartsOfRun(RunPart):
-    """Sums up own parts in a run with attribution, of which a statement can be made."""
+    """Sums up members' own parts in runs with attribution: only these can have a statement."""
 
     def build(self, run: RunContext) -> Built:
-        """Return the callback, whose sums are in checkpoints."""
+        """Return the callback that sums up own parts, and has checkpoints keep the sums."""
         if run.config.attribution == "off":
             return NOTHING
         own_parts = OwnParts(run.folder, run.config.seed)

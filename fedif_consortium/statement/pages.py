@@ -1,7 +1,7 @@
-"""The pages: one for the consortium, one for each member, each a single file without scripts.
+"""The pages of a statement: one for the consortium, and one for each member.
 
-Everything that a member or an operator wrote is escaped; a browser that opens a page fetches
-nothing.
+Each page is a single file without scripts, and a browser that opens it fetches nothing. All text
+that a member or the operator wrote is escaped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OUTCOMES = ("asked", "answered", "late", "missing", "refused", "paused", "offli
 
 
 class Scale:
-    """Maps values to places between ``start`` and ``end``; 0 is always on it."""
+    """Maps values to places between ``start`` and ``end`` of a drawing; 0 always has a place."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
         self.low = min([0.0, *values])
@@ -51,15 +51,15 @@ class Scale:
         self._end = end
 
     def __call__(self, value: float) -> float:
-        """Return a value's place."""
-        share = 0.5  # The middle, where all values are 0.
+        """Return the place of a value."""
+        share = 0.5  # If all values are 0, they lie in the middle.
         span = self.high - self.low
         if span:
             share = (value - self.low) / span
         return round(self._start + share * (self._end - self._start), 2)
 
     def with_room_for_labels(self, values: Sequence[float], gap: float) -> list[float]:
-        """Return the values whose labels do not run into those of the values before them."""
+        """Return the values to label: places of labels are at least ``gap`` apart, first come."""
         labelled: list[float] = []
         for value in values:
             gaps = [abs(self(value) - self(other)) for other in labelled]
@@ -69,7 +69,17 @@ class Scale:
 
 
 def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, str]:
-    """Return every page by its path below the statement's folder; ``records`` of what counts."""
+    """Return all pages as HTML, by path below the statement's folder.
+
+    Parameters
+    ----------
+    account : Account
+        The run's account.
+    records : RunRecords
+        The records from the first round that counts on.
+    manifest : Manifest
+        The manifest, from which pages show the operator's key and contact.
+    """
     shared = _shared_values(account, records, manifest)
     pages = {PAGE: _render_consortium(account, records, shared)}
     template = _templates().get_template("member.html.md")
@@ -109,7 +119,7 @@ def _render_consortium(account: Account, records: RunRecords, shared: Mapping[st
 
 
 def _points_of(records: RunRecords) -> list[tuple[int, float]]:
-    """Return the loss before the first round and after each, by its place: where it is finite."""
+    """Return the finite losses, each behind its place: 0 before the first round, 1 after it ..."""
     points = []
     for place, loss in enumerate(losses_of(records.rounds)):
         if math.isfinite(loss):
@@ -118,7 +128,7 @@ def _points_of(records: RunRecords) -> list[tuple[int, float]]:
 
 
 def _shared_values(account: Account, records: RunRecords, manifest: Manifest) -> dict[str, Any]:
-    """Return what all pages show, by the names in the templates."""
+    """Return the values that all pages show, by their names in the templates."""
     run = records.folder
     masking = None
     if run.masking.path.is_file():
@@ -140,7 +150,7 @@ def _shared_values(account: Account, records: RunRecords, manifest: Manifest) ->
 
 
 def _bounds_in_words(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return up to how much is credited, by what is bounded; empty: nothing is."""
+    """Return the bounds of credit in words, by name; empty: nothing is bounded."""
     bounds = {name: float(config.get(f"credit.{name}", 0.0)) for name in CREDIT_BOUNDS}
     if not any(bounds.values()):
         return {}
@@ -152,7 +162,9 @@ def _bounds_in_words(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def open_games(config: Mapping[str, Any]) -> list[str]:
-    """Return the ways to be credited for nothing in a run, a sentence each without its full stop.
+    """Return the games that a run's settings leave open, one sentence each without its full stop.
+
+    A game is what a member does to be credited for nothing.
 
     Parameters
     ----------
@@ -177,7 +189,10 @@ def open_games(config: Mapping[str, Any]) -> list[str]:
 
 @lru_cache(maxsize=1)
 def made_with() -> str:
-    """Return the SHA-256 of what makes a statement: another version may word things differently."""
+    """Return the SHA-256 of the code and templates that make a statement's files.
+
+    Pages are compared word by word only if this hash is that of the version that made them.
+    """
     digest = hashlib.sha256()
     for path in sorted([*Path(__file__).parent.glob("*.py"), *TEMPLATES.iterdir()]):
         content = path.read_bytes()
@@ -212,7 +227,7 @@ def _templates() -> Environment:
 
 
 def _loss(value: float | None) -> str:
-    """Return a loss with three decimals, a small one with three digits, none in words."""
+    """Return a loss with three decimals, a small one with three digits; words for ``None``."""
     if value is None:
         return "not finite"
     if value >= 0.1:
@@ -222,7 +237,7 @@ def _loss(value: float | None) -> str:
 
 @pass_context
 def _nats(context: Context, value: float) -> str:
-    """Return a contribution with its sign, a true minus, and as many decimals as the others."""
+    """Return a contribution with its sign, as U+2212 or +, and the page's number of decimals."""
     if value == 0:
         return "0"
     sign = MINUS if value < 0 else "+"
@@ -234,36 +249,36 @@ def _percent(share: float) -> str:
 
 
 def _money(cents: int) -> str:
-    """Return an amount with groups of three digits, such as 1 000.50."""
+    """Return an amount of cents with groups of three digits, such as 1 000.50."""
     return f"{_grouped(cents // 100)}.{cents % 100:02}"
 
 
 def _or_dash(value: object) -> object:
-    """Return a dash for 0, and for an empty text."""
+    """Return the value, or a dash for 0 and for an empty text."""
     return value or DASH
 
 
 def _score(value: float | None) -> str:
-    """Return a score with three decimals; a dash where there is none."""
+    """Return a score with three decimals; a dash for ``None``."""
     if value is None:
         return DASH
     return f"{value:.3f}"
 
 
 def _count(value: float | None) -> str:
-    """Return a number of examples, whole, with groups of three digits; a dash for none."""
+    """Return a rounded number of examples with groups of three digits; a dash for ``None``."""
     if value is None:
         return DASH
     return _grouped(round(value))
 
 
 def _two_digits(value: float) -> str:
-    """Return a number with two significant digits and a true minus."""
+    """Return a number with two significant digits, and U+2212 as its minus."""
     return f"{value:.2g}".replace("-", MINUS)
 
 
 def _date(text: str) -> str:
-    """Return a time such as 2026-01-31T12:00:00Z as people write it."""
+    """Return a time such as 2026-01-31T12:00:00Z as 2026-01-31 12:00:00 UTC."""
     return text.replace("T", " ").replace("Z", " UTC")
 
 

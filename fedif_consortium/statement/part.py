@@ -1,8 +1,8 @@
-"""A deployed run's statement: made at its end, and brought to the members.
+"""A deployed run's statement: it is made at the run's end, and delivered to the members.
 
-A run's ``undelivered.json`` holds who is still to get which page. Every later run with the same
-``output-dir`` tries again. So it does with a statement that the operator made by hand, because the
-run had none, or once more.
+A run's ``undelivered.json`` says which members have not got their pages yet. Every later run with
+the same ``output-dir`` tries again to deliver them. It also delivers statements that the operator
+made by hand: for a run that had none, or a second one.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ from fedif_flower.strategies.config import default_clipping
 from fedif_flower.strategies.influence_descent import InfluenceDescent
 from fedif_flower.strategies.registry import STRATEGIES, gives_coefficients, strategy_class
 
-# A node starts a process to answer; one that is slower gets its page another time.
+# Seconds to wait for the nodes' answers; each node starts a process to answer. A node that takes
+# longer gets its page another time.
 TIMEOUT = 60.0
 logger = logging.getLogger(__name__)
 
 
 class Stated(RunPart):
-    """Brings members their pages: of earlier runs at a run's start, of this one at its end."""
+    """Delivers statements: those of earlier runs at a run's start, its own at its end."""
 
     settings = StatementSettings
 
     def automatic(self, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Bound updates where members are paid, and let no weight follow their lengths.
+        """Return clipping of updates, and relative weights, if the run pays its members.
 
-        One update of any length could leave a round that cannot be attributed; and where a longer
-        update has more weight, its sender is credited with both.
+        Without clipping, one very long update could make a round that cannot be attributed. Without
+        relative weights, influence descent gives a longer update more weight, and its sender would
+        be credited for both.
         """
         strategy = str(values["strategy"])
-        # What is no strategy is refused where it is checked.
+        # An unknown strategy is refused later, where the setting is checked.
         if not values.get("statement.budget") or strategy not in STRATEGIES:
             return {}
         if not gives_coefficients(strategy):
@@ -67,7 +69,7 @@ class Stated(RunPart):
         return bounds
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for terms of pay where nothing is attributed: there is no statement."""
+        """Raise ConfigError for terms of pay without attribution: there would be no statement."""
         if config.attribution != "off":
             return
         settings = config.section(StatementSettings)
@@ -76,15 +78,16 @@ class Stated(RunPart):
                 require(not value, key, value, "'' with attribution = 'off'")
 
     def build(self, run: RunContext) -> Built:
-        """Bring pages of earlier runs to nodes that were away."""
+        """Deliver pages of earlier runs to nodes that were away then; add nothing to the run."""
         deliver(run.grid, run.folder.path.parent)
         return NOTHING
 
     def finished(self, run: RunContext) -> None:
         """Make the statement, and send every node that is online its pages.
 
-        Only where clients are real nodes, and contributions were attributed. Nothing that fails
-        here fails the run: the log says what, and pages stay to be delivered.
+        A statement is made only if clients are real nodes, and contributions were attributed. If
+        making or delivering it fails, the run does not: the log has the error, and pages that were
+        not delivered stay in the queue.
         """
         folder = run.folder
         if folder.attribution.path.is_file() and not is_simulated(run.grid):
@@ -97,25 +100,34 @@ class Stated(RunPart):
 
 
 def _state(folder: RunFolder, settings: StatementSettings) -> None:
-    """Make a run's statement, and write down that every member is still to get its page."""
+    """Make a run's statement by the run's settings, and queue the pages of all members."""
     make_by_terms(folder.path, receipt_key(), settings, again=True)
     queue_pages(folder)
 
 
 def receipt_key() -> Ed25519PrivateKey:
-    """Return the key that signs what members are told of the records: the statements' own."""
+    """Return the key that signs members' receipts: the key that signs statements."""
     return load_or_make_key(default_key_path())
 
 
 def deliver(grid: Grid, output_dir: Path) -> None:
-    """Send the nodes that are online every page that they did not get yet, the oldest first."""
+    """Send the nodes that are online every page that they did not get yet, the oldest first.
+
+    Parameters
+    ----------
+    grid : Grid
+        The way to the nodes.
+    output_dir : Path
+        The folder whose runs' statements are delivered.
+    """
     if is_simulated(grid):
         return
-    written: dict[Path, int] = {}  # When, by file.
+    written: dict[Path, int] = {}  # By file of undelivered pages: when it was written.
     for path in output_dir.glob(f"*/{RunFolder(output_dir).undelivered.path.name}"):
-        with suppress(FileNotFoundError):  # A run beside this one has delivered all meanwhile.
+        # The file is gone if another run has delivered all its pages meanwhile.
+        with suppress(FileNotFoundError):
             written[path] = path.stat().st_mtime_ns
-    silent: set[int] = set()
+    silent: set[int] = set()  # Nodes that did not answer: they are not asked for a second run.
     for path in sorted(written, key=written.__getitem__):
         try:
             silent |= _deliver_run(screened(grid), RunFolder(path.parent), silent)
@@ -124,9 +136,15 @@ def deliver(grid: Grid, output_dir: Path) -> None:
 
 
 def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
-    """Send one run's pages; return the nodes that did not answer."""
+    """Send one run's pages to the nodes that are online, except those in ``silent``.
+
+    Returns
+    -------
+    set of int
+        The nodes that did not answer.
+    """
     if not run.statement.is_dir():
-        # The run began anew since, and its statement is still to be made.
+        # The run has begun anew since, and its statement is not made yet.
         return set()
     pages = run.undelivered.read()
     names = of_members(run, "name")
@@ -139,7 +157,7 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
             logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
         if refused in ("", UNWANTED):
             pages.pop(str(node_id), None)
-    # Else the operator made another statement meanwhile, and everybody is to get a page of that.
+    # If the operator made another statement meanwhile, the queue is about that one, and stays.
     if (run.statement / ENVELOPE).read_bytes() == envelope:
         write_undelivered(run, pages)
     return recipients - answers.keys()
@@ -148,7 +166,10 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
 def _send_pages(
     grid: Grid, run: RunFolder, pages: Mapping[str, str], recipients: set[int]
 ) -> dict[int, str]:
-    """Send some nodes their pages; return why each that answered did not keep it, or nothing."""
+    """Send some nodes their pages, and return the answers of those that answered.
+
+    An answer says why the node did not keep its page; it is empty if the node kept it.
+    """
     envelope = (run.statement / ENVELOPE).read_bytes()
     messages = []
     for node_id, receipts in last_receipts(run, sorted(recipients)).items():
