@@ -1,4 +1,4 @@
-"""Influence descent: aggregation weights that go down the validation loss."""
+"""Influence descent: aggregation weights that descend the validation loss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from fedif_flower.tasks.dtypes import widened
 from fedif_flower.valuation.influence import project_updates
 from fedif_flower.valuation.validation import Validation
 
+# Takes params [d] and weights [m]; returns the loss and its gradient [d].
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
-_MOST_GAIN = 2.0  # Deviations.
-_LONG = 10.0  # Times the usual length: the loss decides.
-_ABSURD = 100.0  # Times the usual length, and the model's.
+_MOST_GAIN = 2.0  # The 2 in the formula for z_i, in deviations.
+_LONG = 10.0  # An update of more usual lengths is left out unless the loss is higher without it.
+_ABSURD = 100.0  # An update of more usual lengths, and of more model lengths, is left out anyway.
 
 
 class Descent(NamedTuple):
-    """Where a descent ended.
+    """The result of a descent.
 
     Attributes
     ----------
@@ -35,10 +36,10 @@ class Descent(NamedTuple):
     losses : tuple of float
         The validation loss at the start and after each step taken; it never rises.
     evaluations : int
-        How often the loss was asked for, with its gradient or without.
+        How often the loss was evaluated, with its gradient or without.
     slopes : Tensor
-        ``[m]``, float64: how fast the loss rises along each update at the start; the weights with
-        which it began are kept where all are 0.
+        ``[m]``, float64: how fast the loss rises along each update at the start. Where all are 0,
+        the weights stay as they are at the start.
     """
 
     weights: Tensor
@@ -68,13 +69,15 @@ def descend_weights(
     .. math:: d_i = \langle u_i, g \rangle - \sum_j p_j \langle u_j, g \rangle, \qquad
               \sigma^2 = \sum_j p_j d_j^2
 
-    with :math:`u_i = w_i - w_{t-1}` client i's update and :math:`g` the gradient of the loss at
-    :math:`w_{t-1} + \sum_i p_i u_i`: mirror descent with the entropy as its distance (exponentiated
-    gradient). At p = 0 the slope :math:`-\partial L / \partial p_i` is FedIF's influence without
-    its normalisation. A step that would raise the loss is not taken, and :math:`\eta` is halved.
-    Before the start updates are left out that are more than a hundred times as long as the model
-    and as the usual update; then those more than ten times as long as the usual one, if the loss is
-    not higher without them; then the longest until the loss is finite.
+    with :math:`u_i = w_i - w_{t-1}` client i's update, :math:`\ell` the validation loss on
+    :math:`D'`, and :math:`g` its gradient at :math:`w_{t-1} + \sum_i p_i u_i`. This is mirror
+    descent with the entropy as its distance (exponentiated gradient). At p = 0 the slope
+    :math:`-\partial L / \partial p_i` is FedIF's influence without its normalisation. A step that
+    would raise the loss is not taken, and :math:`\eta` is halved.
+
+    Before the start some updates are left out: first those more than a hundred times as long as
+    both the model and the usual update; then those more than ten times as long as the usual update,
+    if the loss is not higher without them; then the longest, until the loss is finite.
 
     Parameters
     ----------
@@ -83,24 +86,25 @@ def descend_weights(
     client_updates : Tensor
         ``[m, d]``: :math:`u_i`, m >= 1.
     initial_weights : Tensor
-        ``[m]``, >= 0, not all 0; they are divided by their sum. Who has 0 keeps it.
+        ``[m]``, >= 0, not all 0; they are divided by their sum. A client with weight 0 keeps it.
     loss_gradient : callable
-        ``(params [d], weights [m])`` -> loss and gradient ``[d]`` at ``params``; the weights that
-        led there are for a model with buffers to combine.
+        ``(params [d], weights [m])`` -> loss and gradient ``[d]`` at ``params``. It also gets the
+        weights that led to these parameters, to combine the buffers of a model that has some.
     loss : callable, optional
-        The same without the gradient, for the last step, after which no other one comes.
+        The same without the gradient. It is enough after the last step, since no other one follows.
     steps : int
-        How many steps are tried, >= 0; each asks for the loss once.
+        How many steps are tried, >= 0; each evaluates the loss once.
     step_size : float
-        :math:`\eta` > 0, without a unit: who is one deviation :math:`\sigma` worse than the
-        weighted mean loses the share :math:`1 - e^{-\eta}`, before all are divided by their sum.
+        :math:`\eta` > 0, without a unit: a client that is one deviation :math:`\sigma` worse than
+        the weighted mean loses the share :math:`1 - e^{-\eta}` of its weight, before the weights
+        are divided by their sum.
     last_step : Tensor, optional
-        ``[d]``: the global step before, for ``relative``.
+        ``[d]``: the global step of the round before, for ``relative``.
     relative : bool
-        Take out of g what the server could do itself: its parts along :math:`\sum_i p_i u_i` (a
-        longer or shorter step) and along ``last_step`` (momentum). Then nobody gains weight by
-        shortening or lengthening the step, nor by sending the last one again: where the server has
-        done both as well as can be, g has no such parts.
+        Remove from g the directions in which the server could move by itself: along
+        :math:`\sum_i p_i u_i` (a longer or shorter step) and along ``last_step`` (momentum). Then
+        no client gains weight by shortening or lengthening the step, nor by sending the last step
+        again. If the server has chosen both lengths best, g has no components along them anyway.
 
     Returns
     -------
@@ -120,7 +124,7 @@ def descend_weights(
     1997; Beck and Teboulle, "Mirror descent and nonlinear projected subgradient methods for convex
     optimization", 2003.
     """
-    # In half precision squares of usual updates are 0, and those of long ones infinite.
+    # In half precision, the squares of a usual update are 0, and those of a long one infinite.
     wide = widened(client_updates)
     squared_norms = torch.linalg.vecdot(wide, wide).double()  # [m]
     landscape = _Landscape(
@@ -142,18 +146,20 @@ def descend_weights(
     for steps_left in range(steps, 0, -1):
         slopes = current.slopes - current.weights @ current.slopes  # [m]
         deviation = (current.weights @ slopes.square()).sqrt()
-        # A step lowers the loss by about the deviation. Where that is next to nothing, rounding
-        # would part clients that sent the same: divided by the deviation, it is no longer small.
-        # How long an update is that was left out says nothing of that.
+        # A step lowers the loss by about the deviation. If the deviation is rounding alone, a step
+        # would give unlike weights to clients that sent the same update: divided by the deviation,
+        # rounding errors are no longer small. Only updates with weight set the scale of rounding,
+        # since one that was left out may be very long.
         steepest = current.slopes[current.weights > 0].abs().max()
         if not deviation > rounding * steepest:
             break
-        # Who has no weight keeps none, whatever its slope.
+        # A client without weight keeps none, whatever its slope.
         worse = torch.where(current.weights > 0, slopes / deviation, 0.0)  # [m]
-        # One of little weight may be many deviations better, and would be all that is left.
+        # A client of little weight may be many deviations better than the mean. Without a bound it
+        # would get all the weight at once.
         worse = worse.clamp(min=-_MOST_GAIN)
         exponents = current.weights.log() - step_size * worse
-        # No step starts from where the last one ends: it needs no slopes.
+        # No step starts where the last one ends, so that the slopes there are not needed.
         candidate = landscape.look(exponents.softmax(0), slopes=steps_left > 1)
         if candidate.loss <= current.loss:
             current = candidate
@@ -172,14 +178,14 @@ def descend_round(
     last_step: Tensor | None = None,
     relative: bool = False,
 ) -> Descent:
-    """Descend the validation loss over the weights of a round's updates, shortened.
+    """Descend the validation loss over the weights of a round's updates, as stages shorten them.
 
     Parameters
     ----------
     updates : RoundUpdates
         The round's replies.
     validation : Validation
-        The held-out set with model and loss, or a part of it.
+        The held-out set, or a part of it, with model and loss.
     initial_weights : Tensor
         ``[m]``, as in :func:`descend_weights`.
     steps, last_step, relative
@@ -215,10 +221,10 @@ class _Place(NamedTuple):
 
 @dataclass
 class _Landscape:
-    """The validation loss over the simplex of weights, and how often it was asked for.
+    """The validation loss over the simplex of weights, and how often it was evaluated.
 
-    The attributes are the arguments of :func:`descend_weights`; ``squared_norms`` ``[m]`` are the
-    updates'.
+    The attributes are the arguments of :func:`descend_weights`, beside ``squared_norms`` ``[m]``,
+    those of the updates, and ``evaluations``.
     """
 
     global_params: Tensor
@@ -231,14 +237,14 @@ class _Landscape:
     evaluations: int = 0
 
     def look(self, weights: Tensor, *, slopes: bool = True) -> _Place:
-        """Return the place at weights ``[m]``; without slopes where there is a cheaper loss."""
+        """Return the place at weights ``[m]``; ``slopes=False``: only the loss has to be right."""
         self.evaluations += 1
         params = combine(self.global_params, self.client_updates, weights)
         if not slopes and self.loss is not None:
             loss = self.loss(params, weights)
             if not math.isfinite(loss):
                 loss = math.inf
-            return _Place(weights, loss, slopes=weights)  # Nobody reads the slopes there.
+            return _Place(weights, loss, slopes=weights)  # A stand-in: these slopes are not read.
         loss, gradient = self.loss_gradient(params, weights)
         gradient = gradient.to(self.client_updates.device)
         directions = self._server_directions(params)
@@ -251,7 +257,7 @@ class _Landscape:
         return _Place(weights, loss, slopes_here)
 
     def _server_directions(self, params: Tensor) -> list[Tensor]:
-        """Return the directions ``[d]`` in which the server could go without any client."""
+        """Return the directions ``[d]`` in which the server could move by itself; see relative."""
         if not self.relative:
             return []
         this_step = params - self.global_params
@@ -261,11 +267,11 @@ class _Landscape:
 
 
 def _without_parts_along(directions: Sequence[Tensor], gradient: Tensor) -> Tensor:
-    """Return a gradient ``[d]`` less its parts along some directions ``[d]``."""
+    """Return a gradient ``[d]`` without its components along some directions ``[d]``."""
     remainder = gradient.double()
     for unit in orthonormal([direction.to(remainder) for direction in directions], least=1e-6):
         remainder = remainder - (remainder @ unit) * unit
-    if remainder.norm() <= 1e-6 * gradient.double().norm():  # Rounding is no direction.
+    if remainder.norm() <= 1e-6 * gradient.double().norm():  # What remains is rounding.
         return torch.zeros_like(gradient)
     return remainder.to(gradient)
 
@@ -273,12 +279,12 @@ def _without_parts_along(directions: Sequence[Tensor], gradient: Tensor) -> Tens
 def _start(
     look: Callable[[Tensor], _Place], weights: Tensor, lengths: Tensor, model_length: float
 ) -> _Place:
-    """Return the place to begin at: all clients, or those whose updates are not too long for it.
+    """Return the place to begin at: the initial weights, without updates that are too long.
 
-    A model far too large answers every input alike, and its loss may be less than that of any
-    mixture with others, but no client can train it further. So what is absurd is left out, and
-    what is long where the loss is less without it. ``lengths`` [m] are the updates',
-    ``model_length`` is the model's.
+    A model with far too large parameters gives the same answer for every input. Its loss may be
+    lower than that of any mixture with other models, but no client could train it further. So
+    absurdly long updates are left out whatever the loss is, and long ones if the loss is not higher
+    without them. ``lengths`` [m] are those of the updates, ``model_length`` is that of the model.
     """
     usual = usual_length(lengths)
     weights = _without(weights, lengths > _ABSURD * max(usual, model_length))
@@ -286,7 +292,8 @@ def _start(
     shorter = _without(weights, lengths > _LONG * usual)
     if not torch.equal(shorter, weights):
         without = look(shorter)
-        place = min(without, place, key=lambda at: at.loss)  # The shorter where they are equal.
+        # Of equal losses the first one is taken: without the long updates.
+        place = min(without, place, key=lambda at: at.loss)
         weights = place.weights
     while not math.isfinite(place.loss):
         longest = torch.where(weights > 0, lengths, -1.0)
@@ -296,7 +303,7 @@ def _start(
             reason = "the validation loss is not finite, whichever updates are left out"
             if math.isfinite(nowhere.loss):
                 raise ValuationError(reason)
-            raise DivergedError(reason)  # Without any update: the global model itself.
+            raise DivergedError(reason)  # Without any update, it is the global model's own loss.
         weights = weights / weights.sum()
         place = look(weights)
     return place

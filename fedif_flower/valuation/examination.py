@@ -1,4 +1,4 @@
-"""A held-out set examined before anybody is judged by it: wrong labels, classes, copies."""
+"""Examine a held-out set before clients are judged by it: wrong labels, classes, copies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fedif_flower.valuation.parts import count_answers
 from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
-_SURE = 0.9
+_SURE = 0.9  # A model is sure of a class that it gives a larger probability.
 logger = logging.getLogger(__name__)
 
 
@@ -47,42 +47,43 @@ def vet(
     seconds: float = 60.0,
     way: Way | None = None,
 ) -> HeldOut:
-    r"""Examine a held-out set: how many labels are wrong, which classes it lacks, what is twice.
+    r"""Examine a held-out set: wrong labels, missing classes, inputs that occur twice.
 
     The share of wrong labels is estimated from the held-out set alone, so that no client can steer
-    it: the model is trained anew on four of five folds, and asked about the other
-    (:func:`~fedif_flower.valuation.cross_fit.cross_fit`); the share is the one that makes the
+    it. The model is trained anew on four of five folds, and predicts the fifth
+    (:func:`~fedif_flower.valuation.cross_fit.cross_fit`). The estimate is the share that makes the
     labels likeliest (:func:`~fedif_flower.valuation.noise_profile.profile`). A model that cannot be
-    trained in time is replaced by a logistic regression on what its last layer is given.
+    trained in time is replaced by a logistic regression on the inputs of its last layer.
 
     Parameters
     ----------
     validation : Validation
         The set, with the model and its loss; both are left alone.
     test : Validation, optional
-        Another split, to look for the same inputs in.
+        Another split, in which the same inputs are looked for.
     build : callable, optional
-        ``build(seed)`` -> an untrained model. Default: a copy of the validation's own, whose layers
-        with ``reset_parameters`` begin anew, unless they are frozen.
+        ``build(seed)`` -> an untrained model. Default: a copy of the validation's own model, whose
+        layers with ``reset_parameters`` are reset, unless they are frozen.
     seed : int
         All that is drawn depends on it alone, >= 0.
     seconds : float
-        How long the estimate may take, > 0: one that would take longer trains fewer models.
+        How long the estimate may take, > 0. If it would take longer, fewer models are trained.
     way : Way, optional
-        The one of an earlier examination, which is done again, whether there is time or not.
+        The way of an earlier examination, which is repeated however long it takes.
 
     Returns
     -------
     HeldOut
-        Without an estimate where there are fewer than 50 examples, where these do not fit into one
-        batch, as sequences do not that are padded for each, where the loss is no cross-entropy of
-        torch on integer labels ``[n]``, or where the model cannot be trained by it, as one cannot
-        that answers more than logits in train mode, or takes one batch size alone.
+        It has no estimate of wrong labels, and says why, if there are fewer than 50 examples; if
+        they do not fit into one batch (as with sequences that each batch pads to its own length);
+        if the loss is not a cross-entropy of torch on integer labels ``[n]``; if there is not
+        enough time; or if training fails (as with a model that returns more than logits in train
+        mode, or that takes one batch size only).
 
     Raises
     ------
     ConfigError
-        If ``seconds`` is not > 0, or so many examples cannot be examined in that ``way``.
+        If ``seconds`` is not > 0, or these examples cannot be examined in the given ``way``.
 
     References
     ----------
@@ -108,30 +109,31 @@ def _examine(
     seconds: float,
     way: Way | None,
 ) -> HeldOut:
-    """Return what :func:`vet` does, without how long it took."""
+    """Return the examination that :func:`vet` returns, without its duration."""
     held_out = _with_copies(validation, test)
     try:
         batch, places = _labelled(validation)
         labels = batch[-1]
-        held_out = replace(held_out, examples=len(labels))  # Without those of classes of weight 0.
+        # Now without the examples of classes that weigh 0.
+        held_out = replace(held_out, examples=len(labels))
         num_classes = _count_classes(validation, labels)
         held_out = _with_counts(held_out, labels, num_classes)
         _require_estimable(validation, labels)
         began = time.perf_counter()
         models = untrained_models(validation, build, seed)
         fitted, way_taken = _fit(models, batch, num_classes, seed, seconds, way)
-    except _NoEstimateError as error:  # What was found before that stays.
+    except _NoEstimateError as error:  # What was found until then is kept.
         return replace(held_out, why_none=str(error))
     estimate = profile(fitted.logits, labels, torch_generator("held-out-bootstrap", seed))
     held_out = _with_estimate(replace(held_out, way=way_taken), estimate, labels)
-    if way_taken.model == "own":  # Else there is no time to train it once more.
+    if way_taken.model == "own":  # Otherwise there was no time to train the model even once.
         left = seconds - (time.perf_counter() - began)
         held_out = _with_estimate_by_class(held_out, fitted, models, batch, seed, left)
     return _with_suspects(held_out, estimate, labels, places)
 
 
 def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
-    """Return an examination that has counted equal inputs, and those of the test split too."""
+    """Return an examination with the numbers of inputs that occur twice, or in the test split."""
     inputs = input_digests(validation)
     shared = None
     if test is not None:
@@ -142,11 +144,11 @@ def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
 
 
 class _NoEstimateError(Exception):
-    """Why the share of wrong labels in a held-out set cannot be estimated, in words."""
+    """Raised if the share of wrong labels cannot be estimated; its message says why."""
 
 
 def _labelled(validation: Validation) -> tuple[Any, Tensor]:
-    """Return all labelled examples as one batch, and where they lie in the data."""
+    """Return all labelled examples as one batch, and their indices in the data."""
     if "accuracy" not in validation.metrics:
         raise _NoEstimateError("targets are no classes")
     batch, places = labelled_examples(validation)
@@ -158,7 +160,7 @@ def _labelled(validation: Validation) -> tuple[Any, Tensor]:
 
 
 def _count_classes(validation: Validation, labels: Tensor) -> int:
-    """Return how many classes the model answers, all labels among them."""
+    """Return how many classes the model has, after a check that all labels are among them."""
     num_classes = count_answers(validation)
     if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
         raise _NoEstimateError(
@@ -168,6 +170,7 @@ def _count_classes(validation: Validation, labels: Tensor) -> int:
 
 
 def _require_estimable(validation: Validation, labels: Tensor) -> None:
+    """Raise _NoEstimateError for a loss that cannot be corrected, or too few examples."""
     if validation.judge.objective.class_mean is None:
         raise _NoEstimateError("the loss is no cross-entropy of torch")
     if len(labels) < LEAST_EXAMPLES:
@@ -179,10 +182,10 @@ def _require_estimable(validation: Validation, labels: Tensor) -> None:
 def _fit(
     models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None
 ) -> tuple[CrossFit, Way]:
-    """Return what models trained on some folds say of the others, and how they were trained."""
+    """Return what cross-fitted models predict, and how they were trained."""
     try:
         fit = fit_in_time(models, batch, num_classes, seed, seconds, way)
-    except Exception as error:  # Out of the user's model, which was tried in eval mode alone.
+    except Exception as error:  # The user's model was tried in eval mode only, and may raise here.
         raise _NoEstimateError(_not_trained(error)) from error
     if fit is None:
         longer = f"more than {seconds:g} s" if way is None else "another way"
@@ -204,7 +207,7 @@ def _with_counts(held_out: HeldOut, labels: Tensor, num_classes: int) -> HeldOut
 
 
 def _with_estimate(held_out: HeldOut, estimate: Profile, labels: Tensor) -> HeldOut:
-    """Return the examination with the share of wrong labels."""
+    """Return the examination with the share of wrong labels and the models' accuracy."""
     right = estimate.probabilities.argmax(dim=1) == labels.cpu()
     return replace(
         held_out,
@@ -224,10 +227,10 @@ def _with_estimate_by_class(
     seed: int,
     seconds: float,
 ) -> HeldOut:
-    """Return the examination with the chances by which labels of each class became others.
+    """Return the examination with the chances with which labels of each class became others.
 
-    Without them where some class has few labels, where as many epochs as for the share take longer
-    than they may, or where training fails.
+    It is returned as it is if some class has too few labels, if training the same grid once more
+    takes more than ``seconds``, or if training fails.
     """
     *_, labels = batch
     labels = labels.cpu()
@@ -246,7 +249,7 @@ def _with_estimate_by_class(
             transitions=first,
             size=fitted.grid.size,
         )
-    except Exception as error:  # Out of the user's model.
+    except Exception as error:  # The user's model may raise anything.
         logger.warning("no chances by class: %s", _not_trained(error))
         return held_out
     if again is None or not bool(again.logits.isfinite().all()):
@@ -257,45 +260,48 @@ def _with_estimate_by_class(
 
 
 def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places: Tensor) -> HeldOut:
-    """Return the examination with the examples that look wrong, if there is reason to look."""
+    """Return the examination with the examples whose labels look wrong.
+
+    There are at most as many as the estimates say, and none if both estimates say none.
+    """
     share = 0.0
     if held_out.correction:
         share = estimate.high
     share = max(share, held_out.confused)
     most = math.ceil(share * len(labels))
     found_suspects = find_suspects(estimate.probabilities, labels.cpu(), most)
-    # Labels that are ignored were left out: suspects are told by their place among all.
+    # The examples that do not count were left out: a suspect is named by its index among all.
     suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found_suspects]
     return replace(held_out, suspects=tuple(suspects))
 
 
 def _not_trained(error: Exception) -> str:
-    """Return why there is no estimate, by what training raised, on one line."""
+    """Return that training failed, with its error on one line, as the reason for no estimate."""
     return f"the model cannot be trained on it: {' '.join(repr(error).split()):.200}"
 
 
 def contradicted_share(
     validation: Validation, params: Tensor, buffers: Mapping[str, Tensor]
 ) -> float | None:
-    r"""Return the share of labels that a model contradicts with a probability > 0.9.
+    r"""Return the share of labels instead of which a model predicts another with probability > 0.9.
 
     Parameters
     ----------
     validation : Validation
-        On labels ``[n]``.
+        A held-out set with integer labels ``[n]``.
     params : Tensor
-        ``[d]``.
+        ``[d]``: the model's parameters.
     buffers : mapping of str to Tensor
         Buffers and frozen parameters by name.
 
     Returns
     -------
     float, optional
-        In [0, 1]; ``None`` where an output is no finite number.
+        In [0, 1]; ``None`` if an output is not finite.
     """
     objective = validation.judge.objective
     contradicted = torch.zeros((), device=validation.device)
-    examples = torch.zeros((), device=validation.device)  # That count.
+    examples = torch.zeros((), device=validation.device)  # How many count.
     finite = torch.ones((), dtype=torch.bool, device=validation.device)
     with validation.alone() as judge:
         judge.model.load(params, buffers)

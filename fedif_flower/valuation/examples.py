@@ -1,4 +1,4 @@
-"""The examples of a held-out set, one by one: their labels, and what tells their inputs apart."""
+"""The examples of a held-out set, one by one: their labels, and digests of their inputs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fedif_flower.valuation.validation import Validation
 
 
 def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
-    """Return all examples with a label that counts as one batch, and where they lie in the data.
+    """Return all examples whose label counts, as one batch, and their indices in the data ``[n]``.
 
-    ``None`` for the batch where single examples cannot be taken out, or do not fit into one.
+    The targets must be classes. The batch is ``None`` if single examples cannot be taken out of the
+    batches, or if they do not fit into one batch.
     """
     contents = [batch.content for batch in validation.batches]
     lengths = []
@@ -32,21 +33,21 @@ def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:
     except ValuationError:
         return None, torch.empty(0)
     labels = class_labels(whole)
-    assert labels is not None  # There is an accuracy.
+    assert labels is not None  # Callers have made sure that the validation has an accuracy.
     rows = validation.judge.objective.counts(labels).nonzero().flatten().cpu()
     if len(rows) < len(labels):
         whole = take_rows(whole, rows)
     *inputs, targets = whole
-    # Batches in which nothing counts are not kept, but have their places in the data.
+    # Batches in which no example counts are not kept, but indices count their examples, too.
     skipped = torch.tensor([batch.skipped for batch in validation.batches])
-    skipped_before = skipped.repeat_interleave(torch.tensor(lengths))  # By row.
+    skipped_before = skipped.repeat_interleave(torch.tensor(lengths))  # For each row.
     return (*inputs, targets.long()), rows + skipped_before[rows]
 
 
 def input_digests(validation: Validation) -> list[bytes]:
-    """Return a digest of each example's inputs, of those with a target that counts.
+    """Return a digest of the inputs of each example whose target counts.
 
-    None where examples cannot be taken out singly.
+    The list is empty if single examples cannot be taken out of the batches.
     """
     digests: list[bytes] = []
     for batch in validation.batches:
@@ -75,7 +76,7 @@ def _row_digests(inputs: list[Any], count: int, rows: Tensor) -> list[bytes]:
 
 
 def _row_digests_of_tensors(tensors: list[Tensor], count: int, rows: Tensor) -> list[bytes]:
-    """Return the same where all inputs are tensors ``[count, ...]``: much faster."""
+    """Return the digests for inputs that are all tensors ``[count, ...]``: this is much faster."""
     arrays = []  # [count, bytes of an example] each.
     for tensor in tensors:
         values = tensor.cpu().reshape(count, -1).contiguous()
@@ -84,6 +85,7 @@ def _row_digests_of_tensors(tensors: list[Tensor], count: int, rows: Tensor) -> 
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:
+    """Return one digest of all parts together."""
     together = hashlib.blake2b(digest_size=16)
     for part in parts:
         together.update(part)
@@ -91,7 +93,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _as_bytes(leaf: Any) -> bytes:
-    """Return what tells one example's tensor, text or number from others."""
+    """Return the bytes of one example's tensor, or those of its string or number in words."""
     if isinstance(leaf, Tensor):
         return leaf.cpu().reshape(1, -1).contiguous().view(torch.uint8).numpy().tobytes()
     return repr(leaf).encode()

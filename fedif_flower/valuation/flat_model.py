@@ -15,14 +15,14 @@ _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
 class FlatModel:
-    """A copy of a model on one device, in eval mode, to be loaded with other parameters.
+    """A copy of a model on one device, in eval mode, into which other parameters are loaded.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Left alone.
+        The model to copy, which is left alone.
     device : torch.device
-        Where the copy lies.
+        The copy's device.
 
     Attributes
     ----------
@@ -33,14 +33,19 @@ class FlatModel:
     tied_names : dict of str to str
         Other names of arrays that the model has under several names.
     params : Tensor
-        ``[d]``: the vector itself; the module's parameters are views of it.
+        ``[d]``: the vector itself; the module's trainable parameters are views of it.
+    parameters : list of torch.nn.Parameter
+        The trainable parameters, in the order of the vector.
+    state : dict of str to Tensor
+        All parameters and buffers, by every name that they have.
     evaluation_mode : callable
-        Returns the context in which the module is only evaluated.
+        Returns a context in which the module is only evaluated, without gradients.
 
     Raises
     ------
     ValuationError
-        If it is no module, cannot be copied, or its trainable parameters do not make a vector.
+        If ``model`` is no module or cannot be copied, or if its trainable parameters do not make
+        one floating-point vector.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -66,7 +71,7 @@ class FlatModel:
 
     @property
     def others(self) -> dict[str, Tensor]:
-        """Buffers and frozen parameters by name: what belongs to the model beside ``params``."""
+        """Buffers and frozen parameters by name: the arrays of the model beside ``params``."""
         trained = set(self.parameter_names) | set(self.tied_names)
         return {name: value for name, value in self.state.items() if name not in trained}
 
@@ -89,8 +94,9 @@ class FlatModel:
 def _copy(model: nn.Module, device: torch.device) -> nn.Module:
     """Copy a model to a device, in eval mode.
 
-    Frozen parameters that its ``state_dict`` leaves out are shared, where they lie on the device
-    already: nothing loads others into them, and the base below an adapter may take gigabytes.
+    Frozen parameters that its ``state_dict`` leaves out are shared with the copy if they are on the
+    device already: nothing loads other values into them, and the base model below an adapter may
+    take gigabytes.
     """
     loaded = {id(value) for value in model.state_dict(keep_vars=True).values()}
     shared: dict[int, Any] = {}

@@ -18,8 +18,8 @@ from fedif_flower.valuation.class_mean import ClassMean
 
 OutputsAndTargets = tuple[Any, Any]
 
-# Outputs and targets of all examples together, in each thread that evaluates a model; larger ones
-# are looked at batch by batch.
+# The most that outputs and targets of all examples may take, in each thread that evaluates a model.
+# With more, functions are applied to each batch, and their means are taken.
 MOST_BYTES = 256 * 2**20
 
 
@@ -30,13 +30,13 @@ class NotGatheredError(ValuationError):
 def on_cpu(pair: OutputsAndTargets, mean: ClassMean | None) -> OutputsAndTargets:
     """Return outputs and targets on the CPU, without examples whose target is ignored.
 
-    Half precision becomes float32: a function of many examples may sum them up, and NumPy knows no
-    bfloat16.
+    ``mean`` tells which targets are ignored; with ``None``, none are. Half precision becomes
+    float32, since a function of many examples may add them up, and NumPy has no bfloat16.
 
     Raises
     ------
     NotGatheredError
-        If they are no tensors ``[n, ...]``.
+        If outputs and targets are not made of tensors ``[n, ...]`` alone, of one length n.
     """
     if not _has_only_tensors(pair) or num_rows(pair) is None:
         raise NotGatheredError(f"outputs and targets are {describe(pair)}")
@@ -49,7 +49,7 @@ def on_cpu(pair: OutputsAndTargets, mean: ClassMean | None) -> OutputsAndTargets
 
 
 def _on_cpu_widened(tensor: Tensor) -> Tensor:
-    """Return one tensor on the CPU, apart from any gradient, in single precision or more."""
+    """Return one tensor on the CPU, detached from gradients, in single precision or more."""
     return widened(tensor.detach().cpu())
 
 
@@ -59,13 +59,14 @@ def gather(pieces: Sequence[OutputsAndTargets]) -> OutputsAndTargets:
     Raises
     ------
     NotGatheredError
-        If they are no tensors ``[n, ...]`` that differ in n alone.
+        If there are no batches, or their tensors ``[n, ...]`` differ in more than n.
     """
     if not pieces:
         raise NotGatheredError("there are no outputs")
     try:
         outputs, targets = join(pieces)
-    except Exception as error:  # Of batches of sequences, say, each as long as its longest.
+    # For example, sequences that each batch pads to its own longest one do not fit together.
+    except Exception as error:
         raise NotGatheredError(
             f"outputs and targets are {describe(pieces[0])} and {describe(pieces[-1])}"
         ) from error
@@ -75,7 +76,7 @@ def gather(pieces: Sequence[OutputsAndTargets]) -> OutputsAndTargets:
 def _has_only_tensors(value: Any) -> bool:
     """Tell whether a value is made of nothing but tensors, in dicts, lists and tuples.
 
-    An object of another kind would lose what it knows beside its tensors.
+    An object of any other kind may know more than its tensors, which would be lost on the way.
     """
     if value is None or isinstance(value, Tensor):
         return True

@@ -12,9 +12,9 @@ from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.noise_profile import Suspect
 from fedif_flower.words import listed
 
-RARE = 10  # Examples of a class.
-_PAIRS_NAMED = 3
-MUCH_CONFUSED = 0.1  # Of the labels.
+RARE = 10  # A class with fewer examples is called rare.
+_PAIRS_NAMED = 3  # How many pairs of confused classes a sentence names.
+MUCH_CONFUSED = 0.1  # The least difference of two estimates, in `confused_share`, that is reported.
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class HeldOut:
     Attributes
     ----------
     examples : int
-        How many count.
+        How many examples count in the loss.
     noise, low, high : float, optional
         The share of wrong labels, and the ends of its 90 % interval; ``None``: no estimate.
     lower_quartile : float, optional
@@ -32,29 +32,30 @@ class HeldOut:
     why_none : str
         Why there is no estimate; empty: there is one.
     accuracy : float, optional
-        Of models on the fold that they were not trained on, by the given labels.
+        The accuracy of models on the fold that they were not trained on, by the given labels.
     suspects : tuple of Suspect
-        The examples whose labels look wrong, the surest first; none where nothing looks wrong.
+        The examples whose labels look wrong, the surest first.
     by_class : float, optional
-        The share of labels that are others than models answer, if each class has chances of its
-        own; it errs upwards, since classes that look alike are confused by models, too. ``None``:
-        there is no estimate, or some class that has labels has fewer than 20.
+        The share of wrong labels, estimated with chances for each class by itself. It errs upwards,
+        since models, too, confuse classes that look alike. ``None``: there is no such estimate; for
+        example, a class has fewer than 20 labels, or there was not enough time.
     transitions : tuple of tuple of float
-        ``[C][C]``: the chance that an example of one class is labelled as another; empty where
-        ``by_class`` is ``None``.
+        ``[C][C]``: the chance that an example of one class (row) is labelled as another (column);
+        empty where ``by_class`` is ``None``.
     missing : tuple of int
-        The classes that the model answers and no example that counts has: there is none, or the
-        loss gives the class weight 0. Either way nothing of the class can be valued.
+        The classes of the model of which no example counts: there is none, or the loss gives the
+        class weight 0. Either way nothing can be valued by this class.
     rare : mapping of int to int
-        The classes with fewer than 10 examples, and how many.
+        The classes with fewer than 10 examples, and how many these have.
     copies : int
-        How many examples have the input of an earlier one.
+        How many examples have the same input as an earlier one.
     shared : int, optional
-        How many have an input that is in the other split, too; ``None``: there was none.
+        How many examples have an input that the other split has, too; ``None``: no other split was
+        given.
     seconds : float
-        How long it took.
+        How long the examination took.
     way : Way, optional
-        By what the share was estimated; ``None``: there is no estimate.
+        How the share was estimated; ``None``: there is no estimate.
     """
 
     examples: int
@@ -76,16 +77,16 @@ class HeldOut:
 
     @property
     def how(self) -> str:
-        """By what the share was estimated, in words; empty: there is no estimate."""
+        """How the share was estimated, in words; empty: there is no estimate."""
         return "" if self.way is None else self.way.words()
 
     @property
     def correction(self) -> float:
         """The share of wrong labels to correct for.
 
-        The estimate, where three quarters of the bootstrap's draws lie above 0. To correct right
-        labels for a few wrong ones costs little, and to leave wrong ones as they are costs much:
-        so this asks for less than the 90 % interval would.
+        It is the estimate if three quarters of the bootstrap's draws lie above 0, and 0 otherwise.
+        A correction costs little where labels are right, while wrong labels without a correction
+        cost much: so less evidence is enough than a 90 % interval above 0.
         """
         if self.noise is None or not self.lower_quartile:
             return 0.0
@@ -93,11 +94,11 @@ class HeldOut:
 
     @property
     def confused(self) -> float:
-        """The share of labels that may be confused by class; 0: not more than models confuse."""
+        """The share of labels that may be confused by class; see :func:`confused_share`."""
         return confused_share(self.noise, self.by_class)
 
     def words(self, where: str = "") -> str:
-        """Return what was found, in a sentence or a few; ``where``: the file with the suspects."""
+        """Return what was found, in phrases; ``where`` names the file with the suspects."""
         phrases = [
             self._words_of_labels(where),
             *self._words_of_haste(),
@@ -122,6 +123,7 @@ class HeldOut:
         return f"{words}: {self._words_of_suspects(where)}"
 
     def _words_of_haste(self) -> list[str]:
+        """Return that the examination was cut short, if it was."""
         if self.way is None or not self.way.is_cut_short:
             return []
         return [
@@ -133,7 +135,7 @@ class HeldOut:
         if not self.confused:
             return []
         chances = torch.tensor(self.transitions)
-        chances.fill_diagonal_(-1.0)  # Behind all others.
+        chances.fill_diagonal_(-1.0)  # A right label is no confusion: it is sorted last.
         num_pairs = len(chances) * (len(chances) - 1)
         likeliest = chances.flatten().argsort(descending=True)[: min(_PAIRS_NAMED, num_pairs)]
         pairs = []
@@ -144,7 +146,7 @@ class HeldOut:
             f"but up to {100 * self.confused:.0f} % may be confused, {', '.join(pairs)}, or a "
             'model cannot tell these classes apart: validation.noise = "by-class" corrects for it'
         ]
-        # Else they were named with those that look wrong; of secret data nobody is told any.
+        # With a correction, the suspects were named with the labels that look wrong.
         if self.suspects and not self.correction:
             phrases.append(self._words_of_suspects(where))
         return phrases
@@ -171,7 +173,7 @@ class HeldOut:
         return phrases
 
     def to_record(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return the examination as a dictionary of values that JSON has."""
         rare = {str(label): count for label, count in self.rare.items()}
         return {
             **asdict(self),
@@ -181,7 +183,7 @@ class HeldOut:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> HeldOut:
-        """Read what :meth:`to_record` returned."""
+        """Return the examination of which :meth:`to_record` made the record."""
         values = dict(record)
         values["suspects"] = tuple(Suspect(*suspect) for suspect in record["suspects"])
         values["transitions"] = tuple(map(tuple, record["transitions"]))
@@ -192,19 +194,20 @@ class HeldOut:
 
 
 def confused_share(noise: float | None, by_class: float | None) -> float:
-    """Return the share of labels that may be wrong if each class has chances of its own.
+    """Return the share of labels that may be wrong if each class is confused in its own way.
 
     Parameters
     ----------
     noise : float, optional
-        The estimate for labels that are wrong whatever their class.
+        The estimated share of wrong labels, if labels of all classes are wrong in the same way.
     by_class : float, optional
-        The one with chances by class.
+        The same, with chances for each class by itself.
 
     Returns
     -------
     float
-        0 where it is no more than a tenth above the other: models confuse as much by themselves.
+        ``by_class``; 0 if it is less than a tenth (of the labels) above ``noise``, since models
+        confuse as many by themselves.
     """
     if by_class is None or by_class - (noise or 0.0) < MUCH_CONFUSED:
         return 0.0

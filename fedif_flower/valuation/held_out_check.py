@@ -1,4 +1,4 @@
-"""What is done about wrong labels in the held-out set, by what an examination found."""
+"""What is done about wrong labels in the held-out set, given what an examination found."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class HeldOutCheck(CheckedFields):
     Parameters
     ----------
     noise : float or {"auto", "by-class", "off"}
-        For which share of wrong labels the loss is corrected, in [0, 0.9]; ``"auto"``: the
-        estimate, where three quarters of the bootstrap's draws lie above 0; ``"by-class"``: the
-        chances by which labels of each class seem to have become others; ``"off"``: none.
+        The share of wrong labels for which the loss is corrected, in [0, 0.9]. ``"auto"``: the
+        estimated share, if three quarters of the bootstrap's draws lie above 0. ``"by-class"``: the
+        estimated chances with which labels of each class became those of others. ``"off"``: no
+        correction.
     vet : bool
-        Examine the set before the first round.
+        Whether the set is examined before the first round.
     seconds : float
         How long the estimate may take, > 0.
     """
@@ -57,7 +58,12 @@ class HeldOutCheck(CheckedFields):
     ] = 60.0
 
     def noise_of(self, found: HeldOut | None) -> float | Tensor:
-        """Return for what a loss is corrected, by what an examination found.
+        """Return the noise for which the loss is corrected, given what an examination found.
+
+        Parameters
+        ----------
+        found : HeldOut, optional
+            The examination; ``None``: there was none.
 
         Returns
         -------
@@ -67,7 +73,7 @@ class HeldOutCheck(CheckedFields):
         Raises
         ------
         ConfigError
-            If chances by class are wanted, and there is no estimate of them.
+            If ``noise`` is "by-class", and there is no estimate by class.
         """
         if self.noise == "off":
             return 0.0

@@ -1,4 +1,4 @@
-"""FedIF's valuation: how far a client's update goes down the validation loss."""
+"""FedIF's valuation: how steeply a client's update goes down the validation loss."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from fedif_flower.valuation.validation import Validation
 
 # 2**16 columns of 10 clients are 2.6 MB: they stay in the cache between two products.
 _COLUMNS_AT_ONCE = 1 << 16
-_SMALLEST_SAFE = 1e-30
+_SMALLEST_SAFE = 1e-30  # A smaller square may have lost digits in float32.
 
 
 class Projections(NamedTuple):
-    """Per client: <w_{t-1} - w_i, g> and ||w_{t-1} - w_i||^2, each ``[m]``, float64.
+    """Each client's <w_{t-1} - w_i, g> and ||w_{t-1} - w_i||^2, both ``[m]``, float64.
 
-    ``error``: how far rounding may move an inner product, times the length of the update (see
+    ``error`` times the length of an update is how far rounding may move its inner product (see
     :func:`~fedif_flower.aggregators.linear_algebra.product_error`).
     """
 
@@ -47,19 +47,19 @@ def project_updates(
     validation_gradient : Tensor
         ``[d]``: gradient g of the validation loss at w_{t-1}.
     squared_norms : Tensor, optional
-        ``[m]``, of the updates, where they are known already.
+        ``[m]``: the squared lengths of the updates, where they are known already.
 
     Returns
     -------
     Projections
-        Inner products with the *negative* updates, and squared norms; in float32 at least, sums
-        over blocks of columns in float64.
+        Inner products of g with the *negative* updates, and squared lengths. Blocks of columns are
+        computed at least in float32, and added up in float64.
     """
-    # In half precision a product is beyond the range, or below it, where its factors are not.
+    # In half precision, a product may leave the range although its factors are within it.
     wide = torch.promote_types(client_updates.dtype, torch.float32)
     projections = _project(client_updates, validation_gradient, squared_norms, wide)
     squared = projections.squared_norm
-    # Squares below or beyond the range of float32 need the wider type; models rarely do.
+    # Squares below or beyond the range of float32 need the wider type; models rarely have them.
     if bool(((squared < _SMALLEST_SAFE) | ~torch.isfinite(squared)).any()):
         return _project(client_updates, validation_gradient, None, torch.float64)
     return projections
@@ -68,6 +68,7 @@ def project_updates(
 def _project(
     updates: Tensor, gradient: Tensor, squared_norms: Tensor | None, dtype: torch.dtype
 ) -> Projections:
+    """Return the projections, with blocks of columns in ``dtype``; see :func:`project_updates`."""
     inner = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
     squared = torch.zeros_like(inner)
     for start in range(0, len(gradient), _COLUMNS_AT_ONCE):
@@ -82,7 +83,7 @@ def _project(
 
 
 def _project_unseen(updates: RoundUpdates, unseen: UnseenUpdates, gradient: Tensor) -> Projections:
-    """Project updates that nobody sees, whose products may be off by more than their type's."""
+    """Project updates that nobody sees; their products may err by more than rounding."""
     inner = -unseen.products(gradient)
     squared_norms = updates.squared_norms.cpu()
     lengths = squared_norms.sqrt()
@@ -90,7 +91,8 @@ def _project_unseen(updates: RoundUpdates, unseen: UnseenUpdates, gradient: Tens
     error = _error(gradient, updates.global_params.dtype)
     if bool(is_sent.any()):
         relative_errors = unseen.product_errors(gradient)[is_sent] / lengths[is_sent]
-        # That of the middle: who sends next to nothing is not to make all influences equal.
+        # The median: a client that sends next to nothing, and so has a large relative error, must
+        # not make all influences equal.
         error = max(error, float(relative_errors.median()))
     return Projections(inner, squared_norms, error)
 
@@ -115,11 +117,11 @@ def round_influence(
     Parameters
     ----------
     global_params : Tensor
-        ``[d]``.
+        ``[d]``: :math:`w_{t-1}`.
     client_params : Tensor
-        ``[m, d]``.
+        ``[m, d]``: the rows :math:`w_i`.
     validation_gradient : Tensor
-        ``[d]``.
+        ``[d]``: g.
 
     Returns
     -------
@@ -145,7 +147,10 @@ def round_influence(
 
 
 def influence_from(projections: Projections, *, weight_normalization: bool = True) -> Tensor:
-    """Return round influences ``[m]`` from projections already made."""
+    """Return round influences ``[m]`` from projections; see :func:`round_influence`.
+
+    Without ``weight_normalization`` they are not divided by the updates' lengths.
+    """
     if not weight_normalization:
         return projections.inner
     norm = projections.squared_norm.sqrt()
@@ -158,10 +163,10 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
 
     .. math:: r = 2 \left(1 + \tfrac{1}{2}\right) \varepsilon \lVert g \rVert
 
-    with :math:`\varepsilon` the error of an inner product
-    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by the error
-    of its product and by half the error of its update's squared length; two influences are
-    compared. Without weight normalisation, r is multiplied by the longest update's length.
+    with g the validation gradient and :math:`\varepsilon` the relative error of an inner product
+    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by that of
+    its product, and by half of it through the update's squared length. The factor 2 stands for two
+    influences. Without weight normalisation, r is multiplied by the longest update's length.
     """
     norms = projections.squared_norm.sqrt()
     if weight_normalization or not len(norms):
@@ -170,7 +175,7 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
 
 
 def _is_same(params: Tensor, others: Tensor) -> bool:
-    """Tell whether two vectors ``[d]``, perhaps on two devices, are one model."""
+    """Tell whether two vectors ``[d]``, perhaps on different devices, are the same model."""
     return params is others or torch.equal(params, others.to(params.device))
 
 
@@ -191,24 +196,24 @@ class InfluenceValuation:
     weight_normalization: Annotated[
         bool, Setting("divide by the norm of the update (off: an ablation)")
     ] = True
-    # The model that was prepared for, and what was begun there.
+    # The model that `prepare` was given, and the gradient there, which may still be computed.
     _pending: tuple[Tensor, Future[LossAndGradient]] | None = field(default=None, init=False)
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """Begin with the validation gradient at ``params`` [d]."""
+        """Begin to compute the validation gradient at ``params`` [d], while the clients train."""
         self._pending = (params, self.validation.gradients.begin(params, buffers))
 
     def gradient(self, params: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
         """Return the validation gradient ``[d]`` at the model that the clients received."""
         pending = self._pending
-        self._pending = None  # It is this round's alone.
+        self._pending = None  # It is for this round only.
         # Another strategy may have prepared this valuation for its own model meanwhile.
         if pending is not None and _is_same(pending[0], params):
             return pending[1].result().gradient
         return self.validation.gradients.begin(params, buffers).result().gradient
 
     def score(self, updates: RoundUpdates) -> Scores:
-        """Return round influences ``[m]`` and the un-normalised ones that INF sums up."""
+        """Return round influences ``[m]``, and un-normalised ones, which are added up to INF."""
         client_updates = updates.client_updates
         gradient = self.gradient(updates.global_params, updates.named_buffers)
         gradient = gradient.to(client_updates.device)

@@ -11,11 +11,11 @@ from torch import Tensor
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.tasks.dtypes import widened
 
-_ROUNDING = 1e-5  # Of sums of float32 probabilities.
+_ROUNDING = 1e-5  # How far a row of float32 chances may sum from 1.
 
 
 def transition_matrix(noise: float, num_classes: int) -> Tensor:
-    r"""Return how labels become wrong where each other class is as likely: symmetric noise.
+    r"""Return the chances of labels under symmetric noise: all wrong classes are equally likely.
 
     .. math:: T = (1 - \varepsilon) I + \frac{\varepsilon}{C - 1} (\mathbf{1}\mathbf{1}^\top - I)
 
@@ -43,9 +43,9 @@ def transition_matrix(noise: float, num_classes: int) -> Tensor:
 
 
 def require_noise(noise: float, num_classes: int) -> None:
-    """Raise ConfigError for a share of wrong labels with which the labels say nothing.
+    """Raise ConfigError unless a share of wrong labels is >= 0 and < (C - 1) / C.
 
-    At (C - 1) / C each label is as likely as any other, whatever the class is.
+    At (C - 1) / C every label is equally likely, whatever the class: labels say nothing there.
     """
     most = (num_classes - 1) / num_classes
     allowed = f">= 0 and < {most:.3g}, at which labels of {num_classes} classes say nothing"
@@ -53,7 +53,7 @@ def require_noise(noise: float, num_classes: int) -> None:
 
 
 def require_transitions(transitions: Tensor) -> None:
-    """Raise ConfigError unless ``[C, C]`` holds chances by which the right label is likeliest."""
+    """Raise ConfigError unless ``[C, C]`` has rows of chances, each largest on the diagonal."""
     count = len(transitions) if transitions.dim() else 0
     shape = list(transitions.shape)
     require(count >= 2 and shape == [count, count], "noise", shape, "[C, C], a row for each class")
@@ -74,27 +74,28 @@ def require_transitions(transitions: Tensor) -> None:
 
 
 def is_noise(noise: float | Tensor) -> bool:
-    """Tell whether there is anything to correct; chances ``[C, C]`` always are something."""
+    """Tell whether there is noise to correct for: a share that is not 0, or chances ``[C, C]``."""
     return isinstance(noise, Tensor) or noise != 0
 
 
 class ForwardCorrected:
-    r"""A cross-entropy of the labels as they were given, for a model of the right ones.
+    r"""A cross-entropy of given labels, some of them wrong, for a model of the right labels.
 
     .. math:: \ell(x, y) = -\log (p T)_y, \qquad p = \mathrm{softmax}(f(x)), \qquad
               (p T)_j = \sum_k p_k T_{kj}
 
-    with :math:`T_{kj}` the chance that an example of class k is labelled j. For symmetric noise
-    (:func:`transition_matrix`) :math:`(p T)_y = q = b + (a - b) p_y` with :math:`a = 1 -
-    \varepsilon` and :math:`b = \varepsilon / (C - 1)`, and the gradient in the logits is
+    with f the model's logits and :math:`T_{kj}` the chance that an example of class k is labelled
+    j. For symmetric noise of the share :math:`\varepsilon` (:func:`transition_matrix`),
+    :math:`(p T)_y = q = b + (a - b) p_y` with :math:`a = 1 - \varepsilon` and
+    :math:`b = \varepsilon / (C - 1)`, and the gradient in the logits is
 
     .. math:: \frac{\partial \ell}{\partial f_k} = -\frac{(a - b)\, p_y}{q}
               \left(\mathbb{1}[k = y] - p_k\right)
 
-    so that an example counts less, the surer the model is of another label. The loss's minimum over
-    many examples is that of cross-entropy on the right labels. What the given loss adds, as class
-    weights, targets to ignore or label smoothing, stays: it is called with :math:`\log p T` in
-    place of the logits. Without noise it is called as it is.
+    so that an example counts less, the surer the model is of another label. Over many examples, the
+    loss has its minimum where cross-entropy on the right labels has it. Class weights, ignored
+    targets and label smoothing of the given loss keep their effect, since it is called with
+    :math:`\log (p T)` in place of the logits. Without noise it gets the logits themselves.
 
     Parameters
     ----------
@@ -108,8 +109,9 @@ class ForwardCorrected:
     Raises
     ------
     ConfigError
-        If the noise lies outside its range: of T when this is made, of :math:`\varepsilon` when it
-        is called, since the outputs tell C.
+        If the noise lies outside its range. T and the sign of :math:`\varepsilon` are checked when
+        this is made; the upper limit of :math:`\varepsilon`, and the size of T, when it is called,
+        since the outputs tell C.
 
     References
     ----------
@@ -133,15 +135,14 @@ class ForwardCorrected:
 
 
 def corrected(logits: Tensor, noise: float | Tensor) -> Tensor:
-    r"""Return :math:`\log (p T)`, the log-probabilities of labels as they are given.
+    r"""Return :math:`\log (p T)`, the log probabilities of the given labels.
 
-    Sums of probabilities are taken of their logarithms: no probability that is too small for its
-    type makes the loss infinite.
+    The sums are computed so that a probability that underflows does not make the loss infinite.
 
     Parameters
     ----------
     logits : Tensor
-        ``[n, C, ...]``; of half precision they are computed in float32.
+        ``[n, C, ...]``; those in half precision are converted to float32.
     noise : float or Tensor
         As :class:`ForwardCorrected` takes it.
 
@@ -165,9 +166,10 @@ def corrected(logits: Tensor, noise: float | Tensor) -> Tensor:
 def _log_of_labels(log_p: Tensor, chances: Tensor) -> Tensor:
     """Return log(p T) for log p ``[..., C]`` and T ``[C, C]``.
 
-    Where no chance is nearly 0, neither is that of a label by the likeliest class: sums are taken
-    of probabilities, in multiples of the largest. Else each label's are taken of logarithms, which
-    takes C times as much memory: 400 MB for 100 examples of a thousand classes.
+    If no chance is nearly 0, then no label's chance is nearly 0 by the likeliest class alone. So
+    the probabilities themselves are added up, in multiples of the largest. Otherwise a logsumexp is
+    taken for each label, which needs C times as much memory: 400 MB for 100 examples of a thousand
+    classes.
     """
     least = torch.finfo(log_p.dtype).tiny ** 0.5
     if bool((chances > least).all()):
@@ -178,7 +180,7 @@ def _log_of_labels(log_p: Tensor, chances: Tensor) -> Tensor:
 
 
 def log_chance_of_label(log_p: Tensor, noise: Tensor, num_classes: int) -> Tensor:
-    r"""Return :math:`\log(b + (a - b) p)`, the chance of a label whose class has probability p.
+    r"""Return :math:`\log(b + (a - b) p)`: the log chance of a label whose class has probability p.
 
     Parameters
     ----------
