@@ -1,1 +1,1 @@
-"""One client's side of a round: its data, its behaviour, its training."""
+"""The client's side of a round: its data, its behaviour and its training."""

@@ -1,6 +1,7 @@
-"""The ClientApp: message -> my data, my behaviour, training -> reply.
+"""The ClientApp: it answers questions about its node, and trains the models it is sent.
 
-Outside a simulation each message has a process of its own: only what trains imports PyTorch.
+Outside a simulation Flower starts a process for each message, and importing PyTorch takes long. So
+functions import what they need, and only those that train import PyTorch.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ Answer = Callable[[Message, Context], Message]
 
 
 class ClientPart:
-    """Something a client can have beside its training; a subclass overrides what it needs.
+    """An addition to a client beside its training; a subclass overrides what it needs.
 
-    Each message has a process of its own outside a simulation: a part imports what it uses when it
-    is used.
+    Outside a simulation each message has a process of its own. To keep that quick, a part should
+    import modules inside its functions.
 
     Attributes
     ----------
     queries : mapping of str to callable
-        Answers to messages of the type ``query.NAME``, by name.
+        Functions that answer messages of the type ``query.NAME``, by name.
     """
 
     queries: ClassVar[Mapping[str, Answer]] = MappingProxyType({})
 
     def mods(self, task: Task | None) -> Sequence[Mod]:  # noqa: ARG002
-        """Return what goes around training, the outermost first.
+        """Return Flower mods to call around training, the outermost first.
 
         Parameters
         ----------
         task : Task, optional
-            The app's own; ``None``: the run config names one.
+            The app's own task; ``None``: the run config names one.
         """
         return ()
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:  # noqa: ARG002
-        """Return what there is to say, before a run, of whether this node can take part in it.
+        """Return findings, made before a run, about whether this node can take part in it.
 
         Parameters
         ----------
         node : NodeConfig
-            The node's.
+            The node's config.
         settings : ConfigRecord
             The run's instructions.
         """
@@ -67,11 +68,11 @@ def task_app(
     Parameters
     ----------
     task : Task, optional
-        What the app is about; ``None``: the run config names a task.
+        The app's own task; ``None``: the run config names a task.
     mods : sequence of callable
-        Called around each message, as Flower's ``ClientApp`` has them.
+        Flower mods to call around every message.
     parts : sequence of ClientPart
-        What the client has beside its training, the outermost first.
+        Additions to the client. The first one's mods are the outermost.
     """
     client = ClientApp(mods=list(mods))
     checks = [part.checks for part in parts]
@@ -81,7 +82,7 @@ def task_app(
 
     @client.query()
     def query(message: Message, context: Context) -> Message:
-        """Say which partition this node holds and, if asked, whether it can take part."""
+        """Answer which partition this node holds and, if asked, whether it can take part."""
         from fedif_flower.client.preflight import describe
 
         return describe(message, context, task, checks)

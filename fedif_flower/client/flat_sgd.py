@@ -8,7 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-_ALIGNMENT = 16  # Elements: every parameter starts on a cache line of its own.
+# Elements: 16 of float32 fill a cache line of 64 bytes, so that no two parameters share one.
+_ALIGNMENT = 16
 
 
 class FlatSGD:
@@ -18,20 +19,23 @@ class FlatSGD:
         v \leftarrow \beta v + \nabla \ell(w) + \mu (w - w_{t-1}) + \kappa, \qquad
         w \leftarrow w - \eta v
 
-    with w the trainable parameters, :math:`w_{t-1}` those at the start, v the momentum
-    (0 at the start), :math:`\eta` the learning rate, :math:`\kappa` the correction. As
-    ``torch.optim.SGD``, up to rounding.
+    with w the trainable parameters, :math:`w_{t-1}` their values at the start, v the momentum
+    (0 at the start), :math:`\eta` the learning rate and :math:`\kappa` the correction. The steps
+    are those of ``torch.optim.SGD``, up to rounding.
 
-    While the context is entered the parameters are views of one vector w and their ``grad``
-    views of v, so that the backward pass itself adds the gradient to the momentum: no gradient
-    is stored, cleared or read again. On leaving it the parameters own their memory as before.
+    Inside the context the parameters are views of one vector w, and their ``grad`` are views of v.
+    The backward pass itself then adds the gradient to the momentum: no gradient is stored, cleared
+    or read again. On exit each parameter gets its own memory back, with the trained values.
+
+    For each batch call :meth:`before_backward`, then ``backward`` of the loss, then
+    :meth:`after_backward`.
 
     Parameters
     ----------
     parameters : iterable of Parameter
         The trainable parameters, all of one dtype and on one device.
     learning_rate : float
-        > 0.
+        :math:`\eta` > 0.
     momentum : float
         :math:`\beta`, in [0, 1].
     proximal_mu : float
@@ -64,9 +68,10 @@ class FlatSGD:
         self._correction = correction
         self._owned = [parameter.data for parameter in self._parameters]
         padded = sum(_padded(parameter.numel()) for parameter in self._parameters)
-        self._weights = self._owned[0].new_zeros(padded)  # [d, padded]: w
-        self._velocity = torch.zeros_like(self._weights)  # [d, padded]: v
-        self._received = self._weights  # [d, padded]: w_{t-1}, where the proximal term needs it
+        # These vectors have length d and padding behind each parameter.
+        self._weights = self._owned[0].new_zeros(padded)  # w
+        self._velocity = torch.zeros_like(self._weights)  # v
+        self._received = self._weights  # w_{t-1}; a copy only if the proximal term needs it.
 
     def __enter__(self) -> FlatSGD:
         start = 0
@@ -76,7 +81,7 @@ class FlatSGD:
             parameter.grad = self._velocity[part].view(parameter.shape)
             start += _padded(parameter.numel())
         if self._correction is not None:
-            self._correction = self._with_padding(self._correction)  # [d, padded]
+            self._correction = self._with_padding(self._correction)
         if self._proximal_mu:
             self._received = self._weights.clone()
         return self
@@ -88,10 +93,10 @@ class FlatSGD:
             parameter.grad = None
 
     def _with_padding(self, vector: Tensor) -> Tensor:
-        """Return a vector ``[d]`` with the parameters' parts where the weights have theirs."""
+        """Return a vector ``[d]`` with the padding that the weights have behind each parameter."""
         padded = torch.zeros_like(self._weights)
-        start = 0  # In the padded vector.
-        first = 0  # In the vector as it came.
+        start = 0  # Position in the padded vector.
+        first = 0  # Position in the vector without padding.
         for parameter in self._parameters:
             length = parameter.numel()
             padded[start : start + length] = vector[first : first + length]
@@ -101,7 +106,7 @@ class FlatSGD:
 
     @torch.no_grad()
     def before_backward(self) -> None:
-        """Let the momentum decay, and pull towards the received parameters."""
+        """Let the momentum decay; add the proximal term and the correction to it."""
         self._velocity.mul_(self._momentum)
         if self._proximal_mu:
             self._velocity.add_(self._weights - self._received, alpha=self._proximal_mu)
@@ -110,10 +115,10 @@ class FlatSGD:
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Move the parameters along the momentum, which holds the new gradient by now."""
+        """Move the parameters along the momentum, to which ``backward`` has added the gradient."""
         self._weights.add_(self._velocity, alpha=-self._learning_rate)
 
 
 def _padded(length: int) -> int:
-    """Return a length rounded up to whole alignments."""
+    """Return a length rounded up to a multiple of the alignment."""
     return math.ceil(length / _ALIGNMENT) * _ALIGNMENT

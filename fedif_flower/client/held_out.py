@@ -1,4 +1,4 @@
-"""A member is warned once a run of classes that the server's held-out data can hardly value."""
+"""A member's log warns, once in a run, of classes that the server's held-out data hardly cover."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from fedif_flower.tasks.rows import class_labels
 from fedif_flower.valuation.held_out import RARE
 from fedif_flower.words import listed
 
-_STATE_KEY = "held-out-classes-said"  # In a node's state: of which run, and what.
+_STATE_KEY = "held-out-classes-said"  # The node's state has here which run's warning was logged.
 logger = logging.getLogger(__name__)
 
 
 def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None:
     """Log which classes the server can hardly value, and how many of a node's examples have them.
 
-    Once a run; whatever the server sends, nothing fails. The server is told nothing of the node's
-    examples. In a simulation the server's log, which is the same one, has said it.
+    It is logged once in a run, and only here: the server learns nothing about the node's examples.
+    An entry of the server's that cannot be read is logged too, and raises no error. A simulation
+    logs nothing here, because the server has logged the classes to the same log.
 
     Parameters
     ----------
     settings : ConfigRecord
         A run's instructions.
     data : Data
-        The node's own, as its task loads them. Labels are counted where data are tensors in memory
-        or a list of batches of such.
+        The node's own data, as its task loads them. Labels are counted if the data are tensors in
+        memory or a list of batches of tensors.
     context : Context
-        What the node keeps from message to message.
+        The node's context, whose state remembers what was logged.
     """
     if HELD_OUT_CLASSES_KEY not in settings or is_simulated():
         return
@@ -77,7 +78,7 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
 
 
 def labels_in(data: Any) -> Tensor | None:
-    """Return the labels ``[n]`` of data; ``None`` where there are none that lie in memory."""
+    """Return the class labels ``[n]`` of data, int64; ``None`` if none lie in memory."""
     batches = data if isinstance(data, list) else [data]
     labels: list[Tensor] = []
     for batch in batches:
@@ -90,19 +91,19 @@ def labels_in(data: Any) -> Tensor | None:
 
 
 def _named(classes: Sequence[int]) -> str:
-    """Return the first few classes, and how many more there are, or are at least."""
+    """Return words for classes: the first few, and how many more there are (at least)."""
     if _may_go_on(classes):
         return f"{listed(classes)} at least"
     return listed(classes)
 
 
 def _may_go_on(classes: Sequence[int]) -> bool:
-    """Tell whether there may be more classes than the server told."""
+    """Return whether the server may have cut off the list of classes."""
     return len(classes) >= MOST_LABELS
 
 
 def _concerned(classes: Sequence[int], labels: Tensor | None) -> str:
-    """Return how many examples are of some classes, in words; empty: that is not known."""
+    """Return words for how many examples are of these classes; empty if that is not known."""
     if labels is None:
         return ""
     concerned = int(torch.isin(labels, torch.tensor(classes)).sum())

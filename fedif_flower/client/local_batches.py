@@ -1,4 +1,4 @@
-"""What local training sees in an epoch: tensors in a new order, or batches as they come."""
+"""The batches of an epoch of local training: shuffled tensors, or batches as the data give them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,30 @@ NO_EXAMPLES = "local training needs at least one example; this client has none"
 
 
 class PreparedBatches:
-    """Tensors in memory, in a new order per epoch: one gather into the same memory, then views.
+    """Batches of tensors that lie in memory, in a new order in each epoch.
 
-    Images lie in the format in which the model is fastest. A batch norm that would see a single
-    value per channel (a last batch of one example and 1x1 maps) has no batch statistics: there it
-    uses its running ones and leaves them alone.
+    Each epoch copies the examples in their new order into the same memory; batches are views of it.
+    Images lie in the memory format in which the model is fastest. A batch norm that gets a single
+    value per channel (in a last batch of one example, with 1x1 maps) has no batch statistics: it
+    uses its running statistics, and leaves them as they are.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Decides the format.
+        The model to train. The memory format depends on it.
     inputs : Tensor
         ``[n, ...]``, n >= 1.
     labels : Tensor
         ``[n, ...]``, on the same device.
     batch_size : int
-        >= 1; the last batch may be smaller.
+        Examples per batch, >= 1; the last batch may be smaller.
     loss_fn : callable
         ``loss_fn(model(inputs), labels)`` -> scalar, the mean over the batch.
+
+    Attributes
+    ----------
+    data : tuple of two Tensor
+        Inputs and labels in their own order.
 
     Raises
     ------
@@ -64,7 +70,8 @@ class PreparedBatches:
         self._labels = labels
         self._loss_fn = loss_fn
         mean = class_mean(loss_fn)
-        self._weights: Tensor | None = None  # [n], on the CPU; None: the same each.
+        # [n], on the CPU: how much each example counts in the loss; None: all count the same.
+        self._weights: Tensor | None = None
         if mean is not None:
             weights = mean.example_weights(labels)
             if bool((weights != weights[0]).any()):
@@ -72,7 +79,7 @@ class PreparedBatches:
         self.data = (inputs, labels)
         self._shuffled = torch.empty_like(self._inputs)
         self._shuffled_labels = torch.empty_like(labels)
-        # Views: filled anew in each epoch.
+        # Views of the two tensors above, which each epoch fills anew.
         self._size = size
         self._batches: list[tuple[Tensor, Tensor]] = []
         for start in range(0, count, size):
@@ -89,7 +96,7 @@ class PreparedBatches:
         return [(*batch, size) for batch, size in zip(self._batches, sizes, strict=True)]
 
     def _sizes(self, order: Tensor) -> list[BatchSize]:
-        """Return the sizes of an epoch's batches, of examples in an order ``[n]``."""
+        """Return the size of each batch when examples are in an order ``[n]``."""
         if self._weights is None:
             counts = [len(labels) for _, labels in self._batches]
             return [BatchSize(count, count) for count in counts]
@@ -97,41 +104,41 @@ class PreparedBatches:
         return [BatchSize(int((part > 0).sum()), float(part.sum())) for part in parts]
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and its size."""
+        """Return the mean loss over a batch, and the batch's size."""
         inputs, labels, size = batch
         with _sparing_if_single(model, len(labels)):
             return self._loss_fn(model(inputs), labels), size
 
 
 def _rows(examples: Tensor) -> Tensor:
-    """View dense examples, in whichever memory format, as ``[n, values]``."""
+    """Return dense examples as a view ``[n, values]``, whatever their memory format is."""
     length = examples[0].numel()
     return examples.as_strided((len(examples), length), (length, 1))
 
 
 def _sparing_if_single(model: nn.Module, count: int | None) -> AbstractContextManager[None]:
-    """Spare batch norms where a batch has one example; ``None``: it is not known how many."""
+    """Return the context for a batch of ``count`` examples: it spares batch norms if that is 1."""
     return sparing_single_values(model) if count == 1 else nullcontext()
 
 
 class BatchesAsTheyCome:
-    """Data of any structure, batch by batch.
+    """Batches of data of any structure.
 
-    Tensors and a Dataset are shuffled anew in each epoch, and cut into batches; a DataLoader, a
-    list of batches or anything else that yields batches is taken as it comes. A batch none of
-    whose targets counts for the loss is left out. Batch norms see a batch of one example as in
+    Tensors and a Dataset are shuffled anew in each epoch, and cut into batches. A DataLoader, a
+    list of batches or anything else that yields batches is taken as it comes. A batch is left out
+    if none of its targets counts in the loss. Batch norms treat a batch of one example as in
     :class:`PreparedBatches`.
 
     Parameters
     ----------
     data : Tensor, dict or tuple of Tensor, Dataset, DataLoader or iterable of batches
-        What can be gone through once for each epoch.
+        The data, which can be gone through once in each epoch.
     objective : Objective
         The loss.
     batch_size : int
-        >= 1.
+        Examples per batch, >= 1, for data that are cut into batches.
     device : torch.device
-        Where batches are moved to.
+        The device that batches are moved to.
     """
 
     def __init__(
@@ -143,22 +150,22 @@ class BatchesAsTheyCome:
         self._device = device
 
     def epoch(self, generator: torch.Generator) -> Iterator[tuple[Any, BatchSize | None]]:
-        """Yield batches on the device, each with its size where the batch alone tells it.
+        """Yield batches on the device, each with its size if that is known without the loss.
 
         Raises
         ------
         ValuationError
-            If the data are none.
+            If the data cannot be read as batches, or a batch is not of the objective's form.
         DataError
-            If batches can be gone through only once.
+            If the data are an iterator that an earlier epoch has used up.
         """
-        is_over = isinstance(self.data, Iterator)
+        is_over = isinstance(self.data, Iterator)  # Until a batch comes of it.
         for batch in read_batches(self.data, None, self._batch_size, generator):
             is_over = False
-            # Before it is moved: to read it on a GPU would be to wait for that.
+            # The batch is read before it is moved: reading it on a GPU would mean waiting for it.
             self._objective.check(batch)
             size = self._objective.counted_size(batch)
-            if size is None or size.weight:  # Else the mean would be 0 / 0.
+            if size is None or size.weight:  # A mean over weight 0 would be 0 / 0.
                 yield to_device(batch, self._device), size
         if is_over:
             raise DataError(
@@ -166,12 +173,12 @@ class BatchesAsTheyCome:
             )
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over a batch, and its size.
+        """Return the mean loss over a batch, and the batch's size.
 
         Raises
         ------
         ValuationError
-            If the model takes the batch for an example.
+            If the data give single examples where batches are expected.
         DataError
             If the loss is no scalar.
         """
@@ -190,7 +197,7 @@ class BatchesAsTheyCome:
 def batches_of(
     task: Task, model: nn.Module, data: Any, batch_size: int, term: LocalTerm
 ) -> PreparedBatches | BatchesAsTheyCome:
-    """Return the batches of data of a task, with the task's loss, or the term's in its place."""
+    """Return the batches of a task's data, with the term's loss if it has one, else the task's."""
     pair = tensor_pair(data)
     if pair is not None and task.batch_loss is None:
         inputs, targets = _counted(task.pair_loss, *pair)
@@ -202,11 +209,11 @@ def batches_of(
 
 
 def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out examples whose target the loss ignores: a batch of them alone has no mean."""
+    """Return the examples whose targets count in the loss; a batch of others alone has no mean."""
     mean = class_mean(loss_fn)
     if mean is None:
         return inputs, targets
     counted = mean.counts(targets)
     if bool(counted.all()):
-        return inputs, targets  # Without a copy.
+        return inputs, targets  # Indexing would copy them.
     return inputs[counted], targets[counted]

@@ -1,4 +1,4 @@
-"""Before a run: whether this member can take part in it, check by check."""
+"""The member's side of the preflight: checks, before a run, whether it can take part."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from fedif_flower.valuation.class_mean import class_mean
 from fedif_flower.valuation.objective import objective_of
 
 Checks = Callable[[NodeConfig, ConfigRecord], Sequence[Finding]]
-# Bytes: below the first a member cannot take part, below the second it is warned.
+# Free space in bytes. With less than the first a member cannot take part; with less than the second
+# it gets a warning.
 LEAST_SPACE = 100 * 2**20
 LITTLE_SPACE = 2**30
 
@@ -43,18 +44,18 @@ def describe(
     task: Task | None = None,
     checks: Sequence[Checks] = (),
 ) -> Message:
-    """Answer the server's question who this node is and, where it asks, whether it can take part.
+    """Answer the server's question who this node is and, if asked, whether it can take part.
 
     Parameters
     ----------
     message : Message
-        Empty, or with a run's instructions.
+        The question. It is empty, or has a run's instructions if the server asks for the checks.
     context : Context
-        With the node's config.
+        The node's context, with its config.
     task : Task, optional
-        The app's own; ``None``: the run config names one.
+        The app's own task; ``None``: the run config names one.
     checks : sequence of callable
-        What parts of the client check beside.
+        Further checks, by parts of the client.
     """
     node = NodeConfig.from_node_config(context.node_config)
     answer = ConfigRecord({"partition-id": node.partition_id, "attack": node.attack or ""})
@@ -79,20 +80,20 @@ def check_member(
     task: Callable[[], Task],
     look: Callable[[Data], object] | None = None,
 ) -> list[Finding]:
-    """Return what there is to say of a member's data, training and disk.
+    """Return the findings on a member's data, training and disk.
 
     Parameters
     ----------
     config : ClientConfig
-        The run's.
+        The run's settings.
     node : NodeConfig
-        The member's.
+        The member's config.
     task : callable
-        Returns what is learned; an error of it is a finding.
+        ``task()`` returns the task. An error that it raises becomes a finding on the data.
     look : callable, optional
-        Called with the member's data, if they are what the task can learn from.
+        Called with the member's data, if they are fit for the task.
     """
-    # What the first check has loaded, for the second.
+    # The first check puts what it has loaded here, for the second.
     loaded: list[tuple[Task, Data]] = []
 
     def load_data() -> str | Finding:
@@ -121,12 +122,20 @@ def check_member(
 
 
 def tried(check: str, function: Callable[[], str | Finding]) -> Finding:
-    """Return what a check finds: its own finding, its words, or its error."""
+    """Run a check; return its finding, or one made of the words it returns or the error it raises.
+
+    Parameters
+    ----------
+    check : str
+        The check's name.
+    function : callable
+        ``function()`` runs the check. If it returns words, all is well.
+    """
     try:
         answer = function()
     except (ConfigError, DataError) as error:
         return Finding(check, Status.FAILED, str(error))
-    except Exception as error:  # a task's own code can raise anything
+    except Exception as error:  # A task's own code can raise anything.
         return Finding(check, Status.FAILED, f"{type(error).__name__}: {error}")
     if isinstance(answer, Finding):
         return answer
@@ -134,13 +143,15 @@ def tried(check: str, function: Callable[[], str | Finding]) -> Finding:
 
 
 def data_words(task: Task, data: Data) -> str | Finding:
-    """Return what a member's data are; of those that lie in memory, whether all are numbers.
+    """Return words for how many examples there are, or a warning if some hold infinite numbers.
+
+    Labels and numbers are looked at only in data that lie in memory.
 
     Raises
     ------
     DataError
-        If there are none, a label is of no class of the task, or there are NaN that no
-        ``transform`` of the task may fill in.
+        If there are no examples, a label is none of the task's classes, or there are NaN and the
+        task has no ``transform`` that could replace them.
     """
     count = count_examples(data)
     if count == 0:
@@ -156,9 +167,10 @@ def data_words(task: Task, data: Data) -> str | Finding:
 
 
 def _require_classes(task: Task, data: Data) -> None:
-    """Raise DataError for a label of data in memory that is of no class.
+    """Raise DataError if data in memory have a label that is none of the task's classes.
 
-    A cross-entropy says which label it does not count; of another loss a label below 0 may be one.
+    A cross-entropy names the label that it ignores, so any other label below 0 is an error. What a
+    label below 0 means to another loss is not known, so there it passes.
     """
     labels = labels_in(data)
     if labels is None or not task.num_classes:
@@ -174,12 +186,16 @@ def _require_classes(task: Task, data: Data) -> None:
 
 
 def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
-    """Train a new model on one batch; return that it went well, and nothing of the data.
+    """Train a new model on one batch, and return words that say so.
+
+    A task with its own ``train`` is not tried. The words go to the server, so they say nothing
+    about the data.
 
     Raises
     ------
     DataError
-        If the loss is not finite, or examples are not behind the task's ``transform``.
+        If the loss is not finite, the data hold NaN after the task's ``transform``, or no example
+        counts in the loss.
     """
     model = task.build_model(seed=0)
     if task.train is not None:
@@ -198,12 +214,12 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
 
 
 def _first_batch(task: Task, data: Data, batch_size: int) -> Any:
-    """Return the first batch of which the task's loss counts an example.
+    """Return the first batch with an example that counts in the task's loss.
 
     Raises
     ------
     DataError
-        If there is none.
+        If there is no such batch.
     """
     objective = objective_of(task.loss, task.batch_loss)
     for batch in read_batches(data, None, batch_size):
@@ -215,12 +231,14 @@ def _first_batch(task: Task, data: Data, batch_size: int) -> Any:
 
 
 def check_disk(node: NodeConfig) -> str | Finding:
-    """Return how much space is left where the node writes.
+    """Return how much space is left in the node's ``statement-dir``, or in the working folder.
+
+    Little space is a warning.
 
     Raises
     ------
     ConfigError
-        If it is nearly none, or the folder cannot be written to.
+        If there is almost no space, or ``statement-dir`` cannot be written to.
     """
     folder = Path(node.statement_dir or "").expanduser().absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())

@@ -1,4 +1,4 @@
-"""One client's side of a round: its data, its behaviour, its training."""
+"""A client's reply in a round: data, behaviour and training, from the message to the answer."""
 
 from __future__ import annotations
 
@@ -77,9 +77,14 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
     message : Message
         The model's arrays and the round's settings.
     context : Context
-        The node's config, and what it keeps from round to round.
+        The node's config, and the state that it keeps from round to round.
     task : Task, optional
-        The app's own; ``None``: the run config names one.
+        The app's own task; ``None``: the run config names one.
+
+    Returns
+    -------
+    Message
+        The reply: the model's arrays, the metrics, and what the local method sends beside.
     """
     settings = cast(ConfigRecord, message.content["config"])
     arrays = cast(ArrayRecord, message.content["arrays"])
@@ -129,7 +134,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
 def _behaviour_now(
     config: ClientConfig, node: NodeConfig, task: Task, settings: ConfigRecord
 ) -> Behaviour:
-    """Return what a node does in this round: an attack may begin later, and pause."""
+    """Return the node's behaviour in this round: an attack may begin later, and pause."""
     acting = behaviour(config, node, task, can_collude=bool(settings.get(COLLUSION_KEY)))
     server_round = cast(int, settings[ROUND_KEY])
     if attacks_now(server_round, config.attack_first_round, config.attack_period):
@@ -138,7 +143,7 @@ def _behaviour_now(
 
 
 def _received_model(task: Task, arrays: ArrayRecord, device: str) -> nn.Module:
-    """Return the model as the server sent it, on the device that trains it."""
+    """Return the model that the server sent, on the device that trains it."""
     model = model_of(task)
     model.to(select_device(device))
     load_arrays(model, arrays)
@@ -153,7 +158,7 @@ def _local_round(
     data: Any,
     memory: dict[str, Tensor],
 ) -> LocalRound:
-    """Return the round as a local method sees it, with the examples that the method chooses."""
+    """Return what a local method gets to know of the round, with the examples that it chooses."""
     settings = cast(ConfigRecord, message.content["config"])
     local = LocalRound(
         model=model,
@@ -170,7 +175,7 @@ def _local_round(
 
 
 def _server_vector(message: Message, method: LocalMethod) -> Tensor | None:
-    """Return what the server sent beside the model ``[d]``, if the method needs it."""
+    """Return the vector ``[d]`` that the server sent beside the model, if the method needs one."""
     if not method.sends_vector:
         return None
     record = cast(ArrayRecord, message.content[VECTOR_RECORD])
@@ -178,7 +183,7 @@ def _server_vector(message: Message, method: LocalMethod) -> Tensor | None:
 
 
 def _taken_in(message: Message) -> TakenIn | None:
-    """Return what the server says of the last vector of this client that it took in, if any."""
+    """Return which vector of this client the server took in last, and how far; ``None``: none."""
     record = message.content.get(TAKEN_RECORD)
     if not isinstance(record, ConfigRecord):
         return None
@@ -186,7 +191,7 @@ def _taken_in(message: Message) -> TakenIn | None:
 
 
 def _arrays_beside_model(vector: Tensor | None, term: LocalTerm) -> dict[str, Tensor]:
-    """Return what a local method sends beside the model, by name."""
+    """Return the arrays that a local method sends beside the model, by name."""
     arrays: dict[str, Tensor] = {}
     if vector is not None:
         arrays[VECTOR_KEY] = vector
@@ -202,7 +207,11 @@ def _poison_model(
     ids: tuple[int, int],
     memory: dict[str, Tensor],
 ) -> Tensor:
-    """Put into a trained model what the client sends in its place, and return it, ``[d]``."""
+    """Write the parameters that the client's behaviour sends into the model; return them ``[d]``.
+
+    An honest client sends the trained parameters. A behaviour that does not send buffers gets the
+    received ones back into the model.
+    """
     trained = _trainable_vector(model)
     client_round = ClientRound(
         received=local.received,
@@ -224,12 +233,23 @@ def _poison_model(
 def behaviour(
     config: ClientConfig, node: NodeConfig, task: Task, *, can_collude: bool
 ) -> Behaviour:
-    """Return what a node does: its own ``attack`` if set, else what the seed assigns to it.
+    """Return a node's behaviour: its own ``attack`` if set, else the one that the seed assigns.
+
+    Parameters
+    ----------
+    config : ClientConfig
+        The run's settings.
+    node : NodeConfig
+        The node's config.
+    task : Task
+        The task.
+    can_collude : bool
+        Whether attackers can see each other's updates before they are sent.
 
     Raises
     ------
     ConfigError
-        If it cannot do that.
+        If the attack needs collusion and there is none, or it does not fit the task.
     """
     if node.attack is not None:
         config = config.replace(attack=node.attack)
@@ -259,28 +279,31 @@ def poisoned_data(
     ids: tuple[int, int],
     server_round: int,
 ) -> Any:
-    """Return a client's data as its model takes them; a pair of tensors on the model's device.
+    """Return the data that a client trains on, changed by its behaviour and transformed.
+
+    A pair of tensors is moved to the model's device; other data are not moved.
 
     Parameters
     ----------
     task : Task
-        Whose ``transform`` the inputs go through.
+        The task. Inputs go through its ``transform`` last.
     model : nn.Module
-        The model received: adversarial samples are made against it, and inputs go to its device.
+        The model received. Adversarial samples are made against it.
     data : Data
-        What the task gave this client: tensors, or batches of any structure.
+        The client's data: tensors, or batches of any structure.
     acting : Behaviour
         Changes labels, inputs or whole examples, or nothing.
     ids : tuple of int
-        The run's seed and the partition, on which what is drawn depends.
+        The run's seed and the partition id. They seed all random draws.
     server_round : int
-        The same, of inputs; other data are changed once.
+        The round. It seeds the draws that change inputs, too; all other changes are the same in
+        every round.
 
     Raises
     ------
     DataError
-        If the behaviour or the task's ``transform`` needs tensors, and the data are none, or the
-        behaviour needs others.
+        If the behaviour or the task's ``transform`` needs tensors and the data are none, or if the
+        behaviour does not fit the tensors.
     """
     device = next(model.parameters()).device
     data = acting.poison_data(data, torch_generator("poison-data", *ids))
@@ -316,10 +339,10 @@ def _trainable_vector(model: nn.Module) -> Tensor:
 
 
 def model_of(task: Task) -> nn.Module:
-    """Return the model that this process trains for a task, whichever client is asked.
+    """Return the model that this process trains for a task, the same one for all its clients.
 
-    Weights are of the client before: the server's overwrite them. What the server does not send,
-    buffers that are no part of the state, is as it was built.
+    Its weights are those that the last client left; the server's will overwrite them. Buffers that
+    are no part of ``state_dict``, which the server does not send, get their first values back.
     """
     own_model = _own_model(task)
     for module, name, value in own_model.unsent:
@@ -328,7 +351,7 @@ def model_of(task: Task) -> nn.Module:
 
 
 class _OwnModel(NamedTuple):
-    """A model, and its buffers that are no part of its state: of which module, name, value."""
+    """A model, and its buffers that are no part of ``state_dict``: module, name and first value."""
 
     model: nn.Module
     unsent: list[tuple[nn.Module, str, Tensor]]
@@ -336,7 +359,8 @@ class _OwnModel(NamedTuple):
 
 @lru_cache(maxsize=4)
 def _own_model(task: Task) -> _OwnModel:
-    # Every weight is overwritten by the server's: the seed does not matter.
+    """Build a task's model, once in a process."""
+    # The seed does not matter, since the server's weights overwrite the model's.
     model = task.build_model(seed=0)
     sent = model.state_dict().keys()
     unsent = [
@@ -350,16 +374,18 @@ def _own_model(task: Task) -> _OwnModel:
 
 @contextmanager
 def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Tensor]]:
-    """Lend a client its memory of one run, and keep what it holds afterwards.
+    """Give a client its memory of one run, and store what it holds afterwards.
+
+    If an error is raised inside, the stored memory stays as it was.
 
     Parameters
     ----------
     state : RecordDict
         The node's state.
     kind : str
-        Who remembers: ``"attack"`` or ``"method"``.
+        What remembers: ``"attack"`` or ``"method"``.
     run : str
-        The run: a simulated node may work for several at a time.
+        The run's name: a simulated node may work for several runs at a time.
     """
     key = memory_key(kind, run)
     record = state.get(key)
@@ -368,7 +394,7 @@ def node_memory(state: RecordDict, kind: str, run: str) -> Iterator[dict[str, Te
         memory.update(record.to_torch_state_dict())
     before = dict(memory)
     yield memory
-    # Tensors are replaced, never written to: the same object is the same value.
+    # Values in a memory are replaced, not written to, so an unchanged object has the same value.
     is_same = memory.keys() == before.keys() and all(memory[k] is before[k] for k in before)
     if not is_same:
         state[key] = tensor_arrays(memory)

@@ -1,4 +1,4 @@
-"""Local training of any task: by SGD, one loop whatever its batches come from, or its own way."""
+"""Local training of any task: by SGD, in one loop for all kinds of data, or by its own function."""
 
 from __future__ import annotations
 
@@ -40,14 +40,20 @@ logger = logging.getLogger(__name__)
 
 
 class Trained(NamedTuple):
-    """What a training reports beside the model.
+    """What training reports beside the model.
 
-    ``loss`` is the mean over the last epoch's examples, by the weights of their classes if the loss
-    has such; ``num_examples`` are those that the loss counts: not ignored, of no weight 0.
+    Attributes
+    ----------
+    loss : float
+        The mean over the last epoch's examples, weighted by their classes if the loss has class
+        weights.
+    num_examples : float
+        How many examples count in the loss: their targets are not ignored, and their class weights
+        are not 0. It may be a fraction if ``batch_loss`` returns such sizes.
     """
 
     loss: float
-    num_examples: float  # A fraction where ``batch_loss`` tells such sizes.
+    num_examples: float
 
 
 def train_local(
@@ -68,14 +74,16 @@ def train_local(
     .. math::
         v \leftarrow \beta v + \nabla \ell(w) + \mu (w - w_{t-1}), \qquad w \leftarrow w - \eta v
 
-    The result is a function of the arguments alone: dropout too is seeded from ``generator``
-    (its first draw; one ``randperm`` per epoch follows), and the process's random state is left
-    as it was.
+    with w the trainable parameters, :math:`w_{t-1}` their values at the start and v the momentum.
+
+    The result depends on the arguments alone. Dropout is seeded from ``generator`` too, by its
+    first draw; one ``randperm`` for each epoch follows. The process's random state is the same
+    afterwards.
 
     Parameters
     ----------
     model : torch.nn.Module
-        On the inputs' device; returns to the modes its modules were in.
+        On the inputs' device. Its modules end in the modes (train or eval) in which they began.
     inputs : Tensor
         ``[n, c, h, w]``, normalised; n >= 1.
     labels : Tensor
@@ -83,7 +91,7 @@ def train_local(
     config : TrainingConfig
         E, B, :math:`\eta`, :math:`\beta` and the precision.
     generator : torch.Generator
-        On the CPU.
+        On the CPU. All random draws follow from it.
     proximal_mu : float
         FedProx's :math:`\mu` >= 0.
     loss_fn : callable
@@ -92,12 +100,12 @@ def train_local(
     Returns
     -------
     float
-        Mean over the last epoch's examples of the loss each had when its batch came.
+        Mean over the last epoch's examples of the loss that each had when its batch came.
 
     Raises
     ------
     DataError
-        If there are no examples.
+        If there are no examples, or training led to parameters that are NaN or infinite.
 
     References
     ----------
@@ -117,7 +125,30 @@ def train_on(
 ) -> Trained:
     """Train a model in place as :func:`train_local` does, on batches of any source.
 
-    Its loss is without the term's.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        On the batches' device.
+    source : PreparedBatches or BatchesAsTheyCome
+        The batches of each epoch, and the loss.
+    config : TrainingConfig
+        Epochs, learning rate, momentum and precision.
+    generator : torch.Generator
+        On the CPU. All random draws follow from it.
+    proximal_mu : float
+        FedProx's factor >= 0.
+    term : LocalTerm, optional
+        What a local method adds to each step.
+
+    Returns
+    -------
+    Trained
+        The loss, without what the term adds to it, and the number of examples.
+
+    Raises
+    ------
+    DataError
+        If no example counts, or training led to parameters that are NaN or infinite.
     """
     keep_freed_memory()
     term = term or LocalTerm()
@@ -158,12 +189,14 @@ class _Epoch:
     Attributes
     ----------
     losses : list of Tensor
-        Of each step, a scalar.
+        The loss of each step, a scalar.
     total : Tensor
-        The sum of the losses, each times what its batch weighs; it stays on the device, since to
-        read a number from there is to wait for it.
-    weight, examples : float
-        What the batches weigh, and how many of their examples count.
+        The sum of the losses, each times its batch's weight. It stays on the device during the
+        epoch, because reading a number from a GPU means waiting for it.
+    weight : float
+        The sum of the batches' weights.
+    examples : float
+        How many of the batches' examples count.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -173,14 +206,14 @@ class _Epoch:
         self.examples = 0.0
 
     def add(self, loss: Tensor, size: BatchSize) -> None:
-        """Add a step's mean loss over a batch of a size."""
+        """Add a step's mean loss over a batch, and the batch's size."""
         self.losses.append(loss)
         self.total.add_(loss.float(), alpha=size.weight)
         self.weight += size.weight
         self.examples += size.examples
 
     def trained(self) -> Trained:
-        """Return the mean loss, and of how many examples it is."""
+        """Return the mean loss over the epoch, and the number of examples that count in it."""
         num_examples = self.examples
         if num_examples.is_integer():
             num_examples = int(num_examples)
@@ -188,7 +221,7 @@ class _Epoch:
 
 
 def _why_none_counted(data: Any) -> str:
-    """Return why an epoch over a client's data counted no example."""
+    """Return words that say why no example of a client's data counted in an epoch."""
     dropped = count_dropped(data)
     if not dropped:
         return f"{NO_EXAMPLES} that counts"
@@ -199,23 +232,25 @@ def _why_none_counted(data: Any) -> str:
 
 
 def _has_numbers(model: nn.Module) -> bool:
-    """Tell whether every trainable parameter is finite; so does a model that has none."""
+    """Return whether all trainable parameters are finite."""
     return all(all_finite(parameter.detach()) for parameter in trainable_parameters(model))
 
 
 def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], epoch: int) -> None:
-    """Raise DataError where an epoch led to a model that is none; warn of a loss that is none.
+    """Log why an epoch diverged; raise DataError if the model is not finite after it.
+
+    If only a loss was NaN or infinite, the warning in the log is all.
 
     Parameters
     ----------
     model : torch.nn.Module
-        After the epoch.
+        The model after the epoch.
     data : Data
-        What it was trained on.
+        The data that it was trained on.
     losses : sequence of Tensor
-        Of the epoch's steps.
+        The losses of the epoch's steps.
     epoch : int
-        From 1.
+        The number of the epoch, from 1.
     """
     words = f"a step of epoch {epoch} led to parameters that are NaN or infinite"
     for step, loss in enumerate(losses, start=1):
@@ -229,7 +264,7 @@ def _refuse_divergence(model: nn.Module, data: Any, losses: Sequence[Tensor], ep
 
 
 def _words_of_not_finite(data: Any) -> str:
-    """Return whether data have examples that are no numbers."""
+    """Return words for how many examples have NaN or Inf, or advice if none has."""
     nan, infinite = read_not_finite(data)
     if nan:
         return f"NaN in {nan} of its examples"
@@ -242,7 +277,7 @@ def _arithmetic(precision: Precision, device: torch.device) -> AbstractContextMa
     """Return the context in which losses are computed at a precision."""
     if precision == "float32":
         return nullcontext()
-    # No cache: each weight is cast once per step anyway.
+    # No cache of cast weights: each weight is cast only once in a step anyway.
     return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
 
@@ -256,32 +291,38 @@ def train_task(
     proximal_mu: float = 0.0,
     term: LocalTerm | None = None,
 ) -> Trained:
-    """Train a model in place on data of a task, transformed already.
+    """Train a model in place on a task's data, by the task's ``train`` if it has one, else by SGD.
 
     Parameters
     ----------
     task : Task
-        Says how, and by which loss.
+        The task: its loss, or its own ``train``.
     model : torch.nn.Module
         On the device to train on.
     data : tensors, Dataset, DataLoader or iterable of batches
-        What to train on. A pair of tensors must lie on the model's device. Examples whose target
-        the loss ignores are left out.
+        The data, after the task's ``transform``. A pair of tensors must lie on the model's device.
+        Examples whose targets the loss ignores are left out.
     config : TrainingConfig
         Epochs, batch size, learning rate, momentum and precision.
     generator : torch.Generator
-        On the CPU: everything drawn at random follows from it.
+        On the CPU. All random draws follow from it.
     proximal_mu : float
         FedProx's factor >= 0.
     term : LocalTerm, optional
-        What a local method adds to each step; training of the task's own has none.
+        What a local method adds to each step. The task's own ``train`` does not use it.
+
+    Returns
+    -------
+    Trained
+        The training loss, and the number of examples that count.
 
     Raises
     ------
     DataError
-        If there are no examples, or the task's ``train`` returns no number.
+        If there are no examples, training led to parameters that are NaN or infinite, or the
+        task's ``train`` returns no number.
     ConfigError
-        If there is a proximal term, which training of the task's own does not have.
+        If ``proximal_mu`` is not 0 and the task has its own ``train``, which adds no such term.
     """
     if task.train is not None:
         if proximal_mu:
@@ -297,8 +338,8 @@ def train_task(
 def _train_as_told(
     task: Task, model: nn.Module, data: Any, config: TrainingConfig, generator: torch.Generator
 ) -> Trained:
-    """Train by the task's own function."""
-    assert task.train is not None  # the caller has looked
+    """Train by the task's own ``train``; see :func:`train_task`."""
+    assert task.train is not None  # The caller has checked.
     count = count_examples(data)
     if count is None:
         raise DataError(f"client_data is {describe(data)}; with train() it needs a length")
@@ -325,7 +366,7 @@ def _train_as_told(
 
 
 def _is_scalar(loss: Any) -> bool:
-    """Tell whether a loss is one number, in a tensor or by itself."""
+    """Return whether a loss is one number, alone or in a tensor."""
     if isinstance(loss, Tensor):
         return loss.numel() == 1
-    return isinstance(loss, Real)  # So is a number of NumPy's, as the mean of an array.
+    return isinstance(loss, Real)  # NumPy's numbers are Real too.

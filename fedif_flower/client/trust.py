@@ -1,4 +1,4 @@
-"""What a client does because a server asks: what it imports, and which data it takes."""
+"""What a client does for a server that asks: which code it imports, and which data it loads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,22 @@ from fedif_flower.tasks.task import ClientSite, Task
 def agreed(
     settings: ConfigRecord, node: NodeConfig, task: Task | None
 ) -> tuple[ClientConfig, Task]:
-    """Return a run's settings, and its task: the app's own if it has one, else the one named.
+    """Return a run's settings and its task: the app's own task, or the one that they name.
+
+    Parameters
+    ----------
+    settings : ConfigRecord
+        The run's instructions.
+    node : NodeConfig
+        The node's config.
+    task : Task, optional
+        The app's own task; ``None``: the settings name one.
 
     Raises
     ------
     ConfigError
-        If the server names code that this node does not import for it, or means another task.
+        If a setting is wrong, names code that this node does not import for a server, or if the
+        server's task has another name than this one.
     """
     config = read_config(settings)
     require_trusted(config, node)
@@ -41,17 +51,17 @@ def agreed(
 
 @lru_cache(maxsize=4)
 def _named_task(settings: TaskConfig, facts: str) -> Task:
-    """Return the task that a run config names, with what the server says of its data in JSON."""
+    """Return the task that a run config names; ``facts`` is the server's JSON about its data."""
     return build_task(settings, json.loads(facts))
 
 
 def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
     """Raise ConfigError if the server names code that this node's operator has not allowed.
 
-    Built-in names and entry points are fine: the operator has installed their packages. An import
-    ``module:object`` is not, since importing any module that happens to lie here executes it: its
-    package has to be among the node config's ``import-from``. In a simulation server and clients
-    are one user's.
+    Built-in names and entry points are allowed: the operator has installed their packages. For
+    ``module:object`` the package has to be in the node config's ``import-from``, because importing
+    a module executes it, and the server could name any module on this host. In a simulation
+    everything is allowed, since server and clients belong to one user.
     """
     for key in ("task", "attack", "local-method"):
         name = config.to_mapping()[key]
@@ -64,13 +74,13 @@ def require_trusted(config: ClientConfig, node: NodeConfig) -> None:
 
 
 def client_site(config: ClientConfig, node: NodeConfig) -> ClientSite:
-    """Return what a task's ``client_data`` is told of a node.
+    """Return the site for which a task's ``client_data`` loads this node's data.
 
     Raises
     ------
     ConfigError
-        If there are fewer partitions than clients: some would have the same data. More are
-        allowed: nodes may be away, and each keeps its own part.
+        If there are fewer partitions than clients: some clients would have the same data. More
+        partitions are allowed: nodes may be away, and each keeps its own part.
     """
     if node.num_partitions is not None and node.num_partitions < config.num_clients:
         raise ConfigError(
@@ -87,6 +97,6 @@ def client_site(config: ClientConfig, node: NodeConfig) -> ClientSite:
 
 
 def is_simulated() -> bool:
-    """Return whether this is the server's own process, or one of Ray's."""
+    """Return whether the client runs in a simulation: in the server's process or one of Ray's."""
     ray = sys.modules.get("ray")
     return IN_PROCESS.get() or (ray is not None and bool(ray.is_initialized()))

@@ -1,4 +1,4 @@
-"""What clients do beside plain SGD on their loss: one file per method. No Flower, no I/O."""
+"""Local methods: what clients add to plain SGD on their loss. One file each; no Flower, no I/O."""
 
 from fedif_flower.local_methods.local_method import (
     Guide,

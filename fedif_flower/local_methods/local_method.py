@@ -1,6 +1,7 @@
-"""The protocol of a local method: what it adds to a client's steps, and what travels with it.
+"""The base classes of local methods: what a method adds to a client's steps, sends and gets.
 
-A method whose clients are told how to train, or report figures, has a :class:`Guide`.
+A method has a :class:`Guide` on the server if the server tells its clients how to train, or if they
+report figures to the server.
 """
 
 from __future__ import annotations
@@ -21,91 +22,112 @@ Told = Mapping[str, bool | int | float | str]
 
 
 class Turn(NamedTuple):
-    """Who may be asked in a round, by client id, and whether all of them are."""
+    """The clients that a round may ask, by client id, and whether it asks all of them."""
 
     members: Sequence[int]
-    everyone: bool = False
+    everyone: bool = False  # If not, the strategy draws some of them.
 
 
 class TakenIn(NamedTuple):
-    """What the server made of the last vector of a client that it took in."""
+    """Which vector of a client the server took in last, and how much of it."""
 
-    server_round: int  # The round that the vector was sent in.
-    factor: float  # By which it was shortened, in [0, 1].
+    server_round: int  # The round in which the client sent the vector.
+    factor: float  # The factor in [0, 1] by which the server multiplied the vector.
 
 
 class Guide:
-    """Tells every client the same, nothing; a subclass overrides what it needs.
+    """The server's half of a local method; this one tells clients nothing.
+
+    A subclass overrides what it needs.
 
     Attributes
     ----------
     noisy : frozenset of int
-        The client ids of those whose labels are taken to be wrong.
+        Ids of the clients whose labels the guide takes to be wrong.
     """
 
-    weighs = False  # Whether it changes weights, by looking at updates.
+    weighs = False  # Whether the guide changes weights, and looks at updates for that.
 
     def __init__(self) -> None:
         self.noisy: frozenset[int] = frozenset()
 
     def turn(self, members: Sequence[int], server_round: int) -> Turn:  # noqa: ARG002
-        """Return who of the members that are there may be asked."""
+        """Return which of the available members the round may ask; here all of them."""
         return Turn(members)
 
     def asked(self, client_ids: Sequence[int], server_round: int) -> None:
-        """Be told whom a round asks."""
+        """Take note of the clients that a round asks."""
 
     def told(self, client_id: int, server_round: int) -> Told:  # noqa: ARG002
-        """Return what a client finds as ``LocalRound.told``."""
+        """Return what the server sends to a client, which finds it as ``LocalRound.told``."""
         return {}
 
     def expected(self, server_round: int) -> Mapping[str, int]:  # noqa: ARG002
-        """Return the lengths of the arrays that a reply has to report, by name."""
+        """Return the length of each array that a reply has to report, by name."""
         return {}
 
     def take(
         self, server_round: int, client_ids: Sequence[int], reports: Mapping[str, Tensor]
     ) -> None:
-        """Take in what the m clients of accepted replies reported: ``[m, length]``, finite."""
+        """Take in the reports of a round's m accepted replies.
+
+        Parameters
+        ----------
+        server_round : int
+            The round.
+        client_ids : sequence of int
+            The m clients.
+        reports : mapping of str to Tensor
+            The arrays reported, ``[m, length]`` each, finite, by name.
+        """
 
     def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:  # noqa: ARG002
-        """Return the weights ``[m]`` to use in place of the strategy's."""
+        """Return the weights ``[m]`` that replace the strategy's; called if the guide ``weighs``.
+
+        Parameters
+        ----------
+        updates : RoundUpdates
+            The round's m updates.
+        weights : Tensor
+            ``[m]``: the strategy's weights.
+        """
         return weights
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps, for a run that goes on."""
         return {"noisy": sorted(self.noisy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.noisy = frozenset(state["noisy"])
 
 
 @dataclass(frozen=True)
 class LocalRound:
-    """One client's round, before it trains.
+    """What a client knows of its round before it trains.
 
     Attributes
     ----------
     model : torch.nn.Module
-        With the parameters received.
+        The model with the parameters that the client received.
     received : Tensor
-        ``[d]``: its trainable parameters.
+        ``[d]``: the trainable parameters that the client received.
     training : TrainingConfig
         Epochs, batch size, learning rate and momentum.
     memory : mutable mapping of str to Tensor
-        What the method keeps at this client from round to round, on the CPU.
+        Tensors that the method keeps at this client from round to round, on the CPU.
     server_round : int
         The round.
     vector : Tensor, optional
-        ``[d]``: what the server sent beside the model, for a method that ``sends_vector``.
+        ``[d]``: the vector that the server sent beside the model, for a method that
+        ``sends_vector``.
     taken_in : TakenIn, optional
-        What the server made of the last vector of this client that it took in; ``None``: it took
-        in none.
+        Which vector of this client the server took in last, and how much of it; ``None``: it has
+        taken in none.
     told : mapping
         What the method's :class:`~fedif_flower.local_methods.Guide` tells this client.
     data : Data
-        What it trains on, as the model takes it.
+        The data that the client trains on, with the inputs that the model takes.
     """
 
     model: nn.Module
@@ -120,7 +142,9 @@ class LocalRound:
 
 
 class LocalTerm:
-    """What is added to each step of a client's training; entered while it trains.
+    """What a local method adds to each step of a client's training.
+
+    The term is a context manager: training runs inside it.
 
     Parameters
     ----------
@@ -130,9 +154,11 @@ class LocalTerm:
     Attributes
     ----------
     loss_fn : callable, optional
-        ``(outputs, targets)`` -> their mean loss, in place of the task's.
+        ``(outputs, targets)`` -> their mean loss; replaces the task's loss.
     proximal_mu : float
-        Added to the factor of FedProx's term, >= 0.
+        Added to the factor of FedProx's proximal term, >= 0.
+    steps : int
+        How many steps training has taken so far.
     report : dict of str to Tensor
         What the client sends beside its model: arrays ``[n]`` that the guide expects, by name.
     """
@@ -142,7 +168,7 @@ class LocalTerm:
 
     def __init__(self, gradient: Tensor | None = None) -> None:
         self.gradient = gradient
-        self.steps = 0  # Taken so far.
+        self.steps = 0
         self.report: dict[str, Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -152,23 +178,23 @@ class LocalTerm:
         """Undo what entering did to the model."""
 
     def loss(self) -> Tensor | None:
-        """Return what is added to the loss of the batch that the model has just seen."""
+        """Return a scalar to add to the loss of the batch that the model has just seen, if any."""
         return None
 
 
 class LocalMethod:
-    """Plain SGD on the task's loss; a method overrides what it changes."""
+    """Plain SGD on the task's loss; other methods override what they change."""
 
-    # Whether a vector [d] travels beside the model, in both directions. Clients send changes, and
-    # the server sends the mean, over all members, of the changes that it has taken in so far.
+    # Whether a vector [d] travels beside the model in both directions. Clients send changes. The
+    # server sends the sum of the changes it has taken in so far, divided by the number of members.
     sends_vector = False
-    # Whether it puts something into a client's memory.
+    # Whether the method puts something into a client's memory.
     remembers = False
 
     def misfit(self, task: Task, data: Data) -> str:  # noqa: ARG002
-        """Return what a task, or data of it, lack for this method; empty: nothing.
+        """Return what this method needs and the task or its data do not have; empty: nothing.
 
-        As the end of a sentence: ``"class labels (num_classes)"``.
+        An error message puts it behind "needs": ``"class labels (num_classes)"``.
         """
         is_plain = type(self) is LocalMethod
         if is_plain or task.train is None:
@@ -176,15 +202,15 @@ class LocalMethod:
         return "training by SGD (no train of its own)"
 
     def guide(self) -> Guide | None:
-        """Return a new server's half, for a method whose clients are guided or report figures."""
+        """Return a new guide, the method's half on the server; ``None`` if it needs none."""
         return None
 
     def examples(self, local: LocalRound) -> Any:
-        """Return what to train on, such as ``local.data`` with other labels."""
+        """Return the data to train on, such as ``local.data`` with other labels."""
         return local.data
 
     def term(self, local: LocalRound) -> LocalTerm:  # noqa: ARG002
-        """Return what is added to each step of a round."""
+        """Return what is added to each step of the round."""
         return LocalTerm()
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor | None:  # noqa: ARG002
@@ -193,35 +219,39 @@ class LocalMethod:
         Parameters
         ----------
         local : LocalRound
-            As :meth:`term` got it.
+            The round that :meth:`term` got.
         term : LocalTerm
-            Knows how many steps were taken.
+            The term that :meth:`term` returned; it knows how many steps were taken.
         sent : Tensor
             ``[d]``: the trainable parameters that the client sends back.
         """
         return None
 
     def shortened(self, lengths: Tensor, usual_length: float) -> Tensor:  # noqa: ARG002
-        """Return by which factors ``[m]`` the server takes changes in, if it ``sends_vector``.
+        """Return the factors ``[m]`` by which the server multiplies the vectors of a round.
+
+        It is called for a method that ``sends_vector``.
 
         Parameters
         ----------
         lengths : Tensor
-            ``[m]``, float64: of what the m accepted replies of a round brought.
+            ``[m]``, float64: the Euclidean lengths of the vectors in the round's m accepted
+            replies.
         usual_length : float
-            The median of the lengths that are not 0, of all clients of the last 20 rounds, each
-            client's last (see :class:`~fedif_flower.stages.Clip`); infinity where all are 0.
+            The median of the clients' latest lengths, over all clients of the last 20 rounds.
+            Lengths of 0 do not count; if all are 0, it is infinity (see
+            :class:`~fedif_flower.stages.Clip`).
 
         Returns
         -------
         Tensor
-            ``[m]``, in [0, 1]. Each client is told its own: ``LocalRound.taken_in``.
+            ``[m]``, in [0, 1]. Each client is told its own factor in ``LocalRound.taken_in``.
         """
         return torch.ones_like(lengths)
 
 
 def require_method_fit(method: LocalMethod, task: Task, data: Data, name: str) -> None:
-    """Raise ConfigError if a method needs what a task, or data of it, do not have."""
+    """Raise ConfigError if a method needs something that the task or its data do not have."""
     missing = method.misfit(task, data)
     if missing:
         raise ConfigError(

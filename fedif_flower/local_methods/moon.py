@@ -1,4 +1,4 @@
-"""MOON [Li et al., 2021]: a contrastive term between the global and a client's last model.
+"""MOON [Li et al., 2021]: a contrastive term between the global model and a client's last one.
 
 Paper: https://arxiv.org/abs/2103.16257
 """
@@ -25,8 +25,8 @@ from fedif_flower.tasks.dtypes import widened
 from fedif_flower.tasks.modules import trainable_parameters
 from fedif_flower.tasks.task import Data, Task
 
-_LAST = "moon-last-model"
-_LAST_BUFFER = "moon-last-buffer."  # And its name.
+_LAST = "moon-last-model"  # The memory's key of the parameters.
+_LAST_BUFFER = "moon-last-buffer."  # The memory's key of a buffer, before the buffer's name.
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,10 @@ class Moon(CheckedFields, LocalMethod):
         \ell + \mu \, \ell_{con}, \qquad \ell_{con} = - \log
         \frac{e^{\cos(z, z_g) / \tau}}{e^{\cos(z, z_g) / \tau} + e^{\cos(z, z_l) / \tau}}
 
-    with z the representation of a batch's inputs by the model that is trained, :math:`z_g` by the
-    one received and :math:`z_l` by the client's own of the last round that it took part in. In a
-    client's first round the two are the same, and nothing is added.
+    Here :math:`\ell` is the loss of a batch. z is the representation of the batch's inputs by the
+    model that is trained, :math:`z_g` their representation by the model received, and :math:`z_l`
+    by the model that the client sent in the last round that it took part in. In a client's first
+    round there is no such model, and nothing is added.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ class Moon(CheckedFields, LocalMethod):
         :math:`\tau` > 0.
     layer : str
         Name of the module whose output is the representation, such as a projection head; empty:
-        what the model's last linear layer is given.
+        the representation is the input of the model's last linear layer.
     """
 
     remembers = True
@@ -65,12 +66,12 @@ class Moon(CheckedFields, LocalMethod):
     ] = ""
 
     def misfit(self, task: Task, data: Data) -> str:
-        """Return what a task lacks.
+        """Return what the method needs and the task does not have; empty: nothing.
 
         Raises
         ------
         ConfigError
-            If its model has no such layer.
+            If the task's model has no module named ``layer``, or no linear layer.
         """
         model = task.build_model(0)
         layer = _layer(model, self.layer)
@@ -79,7 +80,7 @@ class Moon(CheckedFields, LocalMethod):
         return super().misfit(task, data)
 
     def term(self, local: LocalRound) -> LocalTerm:
-        """Return the contrastive term; nothing in a client's first round."""
+        """Return the contrastive term; a term that adds nothing in a client's first round."""
         last = local.memory.get(_LAST)
         if last is None or not self.mu:
             return LocalTerm()
@@ -91,7 +92,7 @@ class Moon(CheckedFields, LocalMethod):
         return _Contrast(self, local.model, last, buffers)
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> None:  # noqa: ARG002
-        """Keep the local model, batch norm's statistics among it."""
+        """Remember the model that the client sends, with buffers such as batch norm's."""
         local.memory[_LAST] = sent.detach().cpu().clone()
         for name, buffer in local.model.named_buffers():
             if buffer.is_floating_point():
@@ -99,6 +100,20 @@ class Moon(CheckedFields, LocalMethod):
 
 
 class _Contrast(LocalTerm):
+    """MOON's term: it calls the global and the last local model on the inputs of every batch.
+
+    Parameters
+    ----------
+    moon : Moon
+        The settings.
+    model : torch.nn.Module
+        The model received, which is going to be trained.
+    last : Tensor
+        ``[d]``: the trainable parameters of the client's last model.
+    last_buffers : mapping of str to Tensor
+        The last model's floating-point buffers, by name.
+    """
+
     def __init__(
         self, moon: Moon, model: nn.Module, last: Tensor, last_buffers: Mapping[str, Tensor]
     ) -> None:
@@ -107,8 +122,8 @@ class _Contrast(LocalTerm):
         layer = _layer(model, moon.layer)
         self._layer_name = next(name for name, module in model.named_modules() if module is layer)
         last_model = _frozen(model, last, last_buffers)
-        self._models = [model, _frozen(model), last_model]  # in training, global, last
-        self._features: dict[nn.Module, Tensor] = {}  # Of each model's last call.
+        self._models = [model, _frozen(model), last_model]  # In training, global, last local.
+        self._features: dict[nn.Module, Tensor] = {}  # Representations in each model's last call.
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
@@ -132,10 +147,10 @@ class _Contrast(LocalTerm):
                 f"moon.layer = {self._moon.layer!r}: the model does not call the layer "
                 f"{self._layer_name} in training; name one that it calls"
             )
-        # At least in float32: float16 has no number as small as what a cosine's lengths are kept
-        # from 0 by, and that of a representation of zeros would be NaN.
+        # In float32 at least. cosine_similarity keeps lengths from 0 by an epsilon that is 0 in
+        # float16, and a representation of zeros would give NaN.
         z, z_global, z_last = [widened(self._features[model].flatten(1)) for model in self._models]
-        if not z.requires_grad:  # Else it would be added to the loss, and change no step.
+        if not z.requires_grad:  # The term would be added to the loss, but change no step.
             raise ConfigError(
                 f"moon.layer = {self._moon.layer!r}: no parameter that is trained changes this "
                 "representation; name a layer behind one that is trained"
@@ -145,12 +160,12 @@ class _Contrast(LocalTerm):
             functional.cosine_similarity(z, z_last, dim=1),  # [n]
         ]
         logits = torch.stack(similarities, dim=1) / self._moon.temperature  # [n, 2]
-        # The global model's representation is the class that each is to be like.
+        # The loss is a cross-entropy in which each example's right class is 0, the global model.
         target = torch.zeros(len(z), dtype=torch.long, device=z.device)
         return self._moon.mu * functional.cross_entropy(logits, target)
 
     def _watch(self, model: nn.Module) -> RemovableHandle:
-        """Note the representation, whenever a model is called."""
+        """Keep the representation whenever a model is called; return the hook's handle."""
 
         def note(features: Tensor) -> None:
             self._features[model] = features
@@ -170,9 +185,16 @@ def _frozen(
     params: Tensor | None = None,
     buffers: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> nn.Module:
-    """Return a copy of a model that is not trained, with other parameters ``[d]`` if given.
+    """Return a copy of a model in eval mode and without gradients.
 
-    And with other buffers, by name.
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model.
+    params : Tensor, optional
+        ``[d]``: trainable parameters that replace the model's.
+    buffers : mapping of str to Tensor
+        Buffers that replace the model's, by name.
     """
     frozen = copy.deepcopy(model)
     if params is not None:
@@ -185,16 +207,22 @@ def _frozen(
 
 
 def _trains_nothing_before(model: nn.Module, layer: nn.Module) -> bool:
-    """Tell whether a layer's own parameters are all that is trained, as of a head alone."""
+    """Return whether only the layer's own parameters are trained, as when a head alone is."""
     head = {id(parameter) for parameter in layer.parameters()}
     return all(id(parameter) in head for parameter in trainable_parameters(model))
 
 
 def _layer(model: nn.Module, name: str) -> nn.Module:
-    """Return the module of that name, or the last linear one."""
+    """Return the module of that name; for an empty name, the last linear layer.
+
+    Raises
+    ------
+    ConfigError
+        If the model has no such module.
+    """
     modules: dict[str, nn.Module] = dict(model.named_modules())
     if name:
-        # The model itself is a module too, without a name.
+        # The empty name is the model itself, and is no choice.
         names = ", ".join(other for other in modules if other)
         require(name in modules, "moon.layer", name, names)
         return modules[name]

@@ -1,4 +1,4 @@
-"""Local methods by the name that ``local-method = "..."`` takes: one line each."""
+"""Local methods by their names in ``local-method = "..."``: one line each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedif_flower.sections import SectionedSettings
 from fedif_flower.settings import setting
 from fedif_flower.tasks.task import Task
 
-# A constructor can have these beside its settings: the task's classes, the run's seed.
+# A constructor can take, beside its settings, the number of the task's classes and the run's seed.
 LOCAL_METHODS = Registry(
     "local_method",
     {"sgd": LocalMethod, "scaffold": Scaffold, "moon": Moon},
@@ -20,7 +20,7 @@ LOCAL_METHODS = Registry(
 
 
 class LocalMethodConfig(SectionedSettings):
-    """What clients do beside plain SGD."""
+    """Which local method clients use."""
 
     local_method: str = setting(
         "sgd",
@@ -36,7 +36,8 @@ def build_local_method(config: LocalMethodConfig, task: Task, seed: int) -> Loca
     Raises
     ------
     ConfigError
-        If it stands for something else.
+        If there is no such method, its settings are wrong, or the name stands for something else
+        than a local method.
     """
     offered = {"num_classes": task.num_classes or 0, "seed": seed}
     return config.build("local_method", LocalMethod, offered)

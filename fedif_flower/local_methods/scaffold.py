@@ -10,45 +10,51 @@ from torch import Tensor
 
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 
-_CONTROL = "scaffold-control"  # c_i, as far as the server has taken it in.
-_CHANGE = "scaffold-change"  # What the client has sent since.
-_CHANGE_ROUND = "scaffold-change-round"  # In which round.
-_MOST_TIMES_USUAL = 10  # Honest clients' changes differ in length, by less than this.
+# Keys of the client's memory.
+_CONTROL = "scaffold-control"  # c_i, with all changes that the server is known to have taken in.
+_CHANGE = "scaffold-change"  # The change that the client sent last.
+_CHANGE_ROUND = "scaffold-change-round"  # The round in which it sent that change.
+
+# A change may be this many times as long as usual. Lengths of honest clients' changes differ by
+# less.
+_MOST_TIMES_USUAL = 10
 
 
 class Scaffold(LocalMethod):
-    r"""Each step is corrected by how the client's gradients differ from everybody's.
+    r"""Each step is corrected by how the client's gradients differ from all clients' mean.
 
     .. math::
         y \leftarrow y - \eta \, (\nabla \ell_i(y) + c - c_i), \qquad
         c_i^+ = c_i - c + \frac{w_{t-1} - y}{\eta \, W_K}
 
-    (the paper's option II) with c the server's control variate, :math:`c_i` the client's, both 0
-    at first, and :math:`W_K = \sum_{j=1}^{K} \sum_{i=0}^{j-1} \beta^i` what K steps with momentum
-    :math:`\beta` count for: K without momentum, as in the paper. The client sends
-    :math:`\Delta c_i = c_i^+ - c_i`. The server takes in :math:`f_i \Delta c_i`, and c is the mean
-    of all N clients' control variates:
+    (the paper's option II), where y are the parameters that client i trains, starting from
+    :math:`w_{t-1}`, :math:`\ell_i` is its loss and :math:`\eta` the learning rate. The server's
+    control variate is c and the client's is :math:`c_i`; both are 0 at first. K steps with momentum
+    :math:`\beta` count for :math:`W_K = \sum_{j=1}^{K} \sum_{i=0}^{j-1} \beta^i`; without momentum
+    that is K, as in the paper. The client sends :math:`\Delta c_i = c_i^+ - c_i`. The server takes
+    in :math:`f_i \Delta c_i` from each client in S, the round's accepted replies, so that c is the
+    mean of all N clients' control variates:
 
     .. math::
         c \leftarrow c + \frac{1}{N} \sum_{i \in S} f_i \, \Delta c_i,
         \qquad c_i \leftarrow c_i + f_i \, \Delta c_i
 
     (see :meth:`shortened` for :math:`f_i`; in the paper it is 1). The client moves its
-    :math:`c_i` when it is asked again, and is told :math:`f_i` then. A change that the server has
-    not taken in, from a reply that was lost or refused, is dropped on both sides: or c would be the
-    mean of the :math:`c_i` no more, and steps would go astray in all later rounds.
+    :math:`c_i` only when it is asked again, since it is told :math:`f_i` then. A change that the
+    server did not take in, because the reply was lost or refused, is dropped on both sides.
+    Otherwise c would no longer be the mean of the :math:`c_i`, and all later steps would be wrong.
     """
 
     sends_vector = True
     remembers = True
 
     def term(self, local: LocalRound) -> LocalTerm:
-        """Return the correction :math:`c - c_i`."""
+        """Return the term that adds :math:`c - c_i` to each step's gradient."""
         _settle(local)
         return LocalTerm(_server_control(local) - _client_control(local))
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> Tensor:
-        """Remember by how much the client's control variate is to change, and return that."""
+        """Return the change of the client's control variate ``[d]``, and remember it."""
         scale = local.training.learning_rate * summed_steps(term.steps, local.training.momentum)
         change = (local.received - sent) / scale - _server_control(local)  # [d]
         local.memory[_CHANGE] = change.cpu()
@@ -56,26 +62,29 @@ class Scaffold(LocalMethod):
         return change
 
     def shortened(self, lengths: Tensor, usual_length: float) -> Tensor:
-        r"""Return the factors by which the server takes in changes of control variates.
+        r"""Return the factors by which the server multiplies changes of control variates.
 
         .. math::
             f_i = \min(1, \min(2 \operatorname{median}_j \lVert \Delta c_j \rVert, 10 \ell) /
             \lVert \Delta c_i \rVert)
 
-        They bound what a hostile client can do to c, which forgets nothing. The median of a round's
-        m clients alone is no bound where half of them are hostile, as in each round of one. So
-        :math:`\ell` is the ``usual_length``: as long as fewer than half of all clients of the last
-        20 rounds are hostile, it lies within the lengths of the honest ones. All clients count
-        alike beside that, whatever weights move the model: by weights that change from round to
-        round, c would be the mean of nothing.
+        where :math:`\ell` is the ``usual_length``. The factors bound the harm that a hostile client
+        can do to c, which keeps every change for good. The median over a round's m clients is no
+        bound by itself if half of them are hostile, which a round with a single client may be.
+        The ``usual_length`` is one: it lies within the lengths of honest clients as long as fewer
+        than half of all clients of the last 20 rounds are hostile.
+
+        Apart from these factors all clients count alike, and the weights that move the model play
+        no part. With weights that change from round to round, c would be no mean of the
+        :math:`c_i`.
         """
         bound = (2 * lengths.quantile(0.5)).clamp(max=_MOST_TIMES_USUAL * usual_length)
         factors: Tensor = (bound / lengths).clamp(max=1)
-        return factors.nan_to_num(1.0)  # 0 / 0: nothing to shorten.
+        return factors.nan_to_num(1.0)  # 0 / 0: a change of length 0 needs no bound.
 
 
 def summed_steps(steps: int, momentum: float) -> float:
-    r"""Return :math:`W_K`: what a constant gradient moves the parameters by, in learning rates.
+    r"""Return :math:`W_K`: how far K steps along a constant gradient go, in learning rates.
 
     Parameters
     ----------
@@ -93,7 +102,10 @@ def summed_steps(steps: int, momentum: float) -> float:
 
 
 def _settle(local: LocalRound) -> None:
-    """Move the client's control variate by its last change, as far as the server took it in."""
+    """Add the client's last change to its control variate, by the factor that the server used.
+
+    A change that the server did not take in is dropped.
+    """
     change = local.memory.pop(_CHANGE, None)
     sent_in = local.memory.pop(_CHANGE_ROUND, None)
     taken_in = local.taken_in
@@ -114,5 +126,5 @@ def _client_control(local: LocalRound) -> Tensor:
 
 def _server_control(local: LocalRound) -> Tensor:
     """Return the server's control variate ``[d]``."""
-    assert local.vector is not None  # sends_vector: a reply without it is not begun
+    assert local.vector is not None  # The server sends one to every method that sends_vector.
     return local.vector.to(local.received)
