@@ -1,1 +1,1 @@
-"""Speed beside peers: a script for each figure of the page."""
+"""Benchmarks of speed and memory beside peers, a script for each."""

@@ -1,7 +1,7 @@
-"""Every benchmark, each in a process of its own that prints its table.
+"""Runs every benchmark, each in a process of its own that prints its table.
 
-It takes minutes and writes ``docs/results/bench-quick-*.csv``; ``--full`` takes some forty minutes
-and writes ``docs/results/bench-*.csv``, whose figures are quoted.
+This takes minutes and writes ``docs/results/bench-quick-*.csv``. With ``--full`` it takes some
+forty minutes and writes ``docs/results/bench-*.csv``, which the documentation quotes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(
     full: Annotated[bool, typer.Option(help="the sizes that are quoted")] = False,
     data_dir: Annotated[str, typer.Option(help="image folder of CIFAR-10, for throughput")] = "",
 ) -> None:
-    """Run them all; throughput where there are images."""
+    """Run all benchmarks; throughput only if there are images."""
     options = ["--write"]
     if full:
         options.append("--full")

@@ -1,10 +1,10 @@
 """Seconds from "replies are here" to "new arrays ready": FedIF beside Flower's own FedAvg.
 
-Both get the same messages of m = 10 clients. FedIF is the paper's, without the bound of the step by
-the validation loss, which takes a pass over the images more. It is timed with the validation
-gradient ready (it is taken while clients train) and without, then beside the fastest gradient in
-bare PyTorch over the same images. Memory is what aggregation adds to the replies at its peak, the
-gradient being there.
+Both aggregate the same messages of m = 10 clients. FedIF is the paper's: without the bound on the
+validation loss, which would take one more pass over the images. It is timed twice. In a run, the
+validation gradient is usually ready when replies come, since it is taken while clients train.
+Without this overlap, FedIF is compared with FedAvg plus the fastest gradient in bare PyTorch over
+the same images. Memory is what aggregation needs at its peak beyond the replies and the gradient.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_CLIENTS = 10
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """A model and the validation set it is judged on."""
+    """A model, and the validation set that FedIF takes its gradient on."""
 
     name: str
     model: nn.Module
@@ -46,7 +46,7 @@ class JudgedModel:
 
 
 def judged_models(full: bool) -> list[JudgedModel]:
-    """Return the models of the table; random images cost what real ones do."""
+    """Return the models of the table, with random images, which cost as much as real ones."""
     generator = torch.Generator().manual_seed(0)
 
     def on_random_images(
@@ -71,7 +71,7 @@ def judged_models(full: bool) -> list[JudgedModel]:
 
 
 def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
-    """Return one honest reply per message: the model with a little noise."""
+    """Return a reply to each message: the model with a little noise."""
     generator = np.random.default_rng(0)
     replies = []
     for message in messages:
@@ -90,7 +90,7 @@ def replies_to(messages: list[Message], arrays: ArrayRecord) -> list[Message]:
 
 
 def measure(judged: JudgedModel, times: int) -> list[Figure]:
-    """Return FedIF's seconds with its gradient ready and without, beside FedAvg's; memory."""
+    """Return FedIF's seconds beside FedAvg's, with its gradient ready and without; and memory."""
     arrays = model_arrays(judged.model)
     validation = Validation(judged.model, judged.inputs, judged.targets, device="cpu")
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
@@ -108,8 +108,8 @@ def measure(judged: JudgedModel, times: int) -> list[Figure]:
     def begin_and_wait() -> None:
         begin()
         model = ours.model
-        assert ours.validation is not None  # FedIF has one.
-        # Of the model that is asked about already, the same gradient is waited for.
+        assert ours.validation is not None  # FedIF always has one.
+        # begin() returns the computation that configure_train has started for the same model.
         ours.validation.gradients.begin(model.vectors.params, model.named_buffers).result()
 
     def aggregate() -> None:
@@ -137,7 +137,7 @@ def measure(judged: JudgedModel, times: int) -> list[Figure]:
 
 
 def best_bare_gradient(judged: JudgedModel, times: int) -> Timing:
-    """Return the seconds of PyTorch's own gradient over the data, in the best of several ways."""
+    """Return the seconds of the gradient in bare PyTorch, with the best of several chunk sizes."""
     model = copy.deepcopy(judged.model).eval()
     inputs = judged.inputs
     targets = judged.targets
@@ -158,14 +158,16 @@ def best_bare_gradient(judged: JudgedModel, times: int) -> Timing:
 
 
 def _reset_peak_memory() -> int:
-    """Return this process's resident bytes, from which its peak now counts (Linux)."""
-    ctypes.CDLL(None).malloc_trim(0)  # or what the gradient freed would be filled unseen
-    Path("/proc/self/clear_refs").write_text("5")
+    """Reset this process's peak memory to its resident bytes, and return these (Linux)."""
+    # Give freed memory back to the system. Otherwise aggregation could use memory that the gradient
+    # has freed, and the peak would not show it.
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # 5 resets VmHWM, see proc(5).
     return _memory("VmRSS")
 
 
 def _memory(field: str) -> int:
-    """Return one of this process's sizes in bytes, by its name in ``/proc``, which has KiB."""
+    """Return a size of this process in bytes, by its field in ``/proc/self/status`` (in KiB)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, size = line.partition(":")
         if name == field:

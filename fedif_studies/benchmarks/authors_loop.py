@@ -1,9 +1,9 @@
-"""AFedSV as its authors run it, and the round that it judges beside other valuations.
+"""AFedSV's evaluation loop as its authors run it, and a round on which valuations are compared.
 
-The loop takes one coalition at a time: average the members' state dicts, ``load_state_dict``, and
-one pass over a ``DataLoader`` that decodes, converts and normalises every validation image again;
-gradients are on, no coalition is remembered. Images and replies are made up: what they hold does
-not change what it costs to judge them.
+For each coalition, the loop averages the members' state dicts, calls ``load_state_dict``, and makes
+a pass over a ``DataLoader`` that decodes, converts and normalises every validation image again. It
+does not disable gradients, and remembers no coalition. Images and replies are random, since their
+contents do not change the costs.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ NUM_CLIENTS = 10
 CLASSES = 10
 MEAN = 0.5
 STD = 0.5
-_LENGTH = 1e-3  # The standard deviation of what an update adds to each parameter.
+_LENGTH = 1e-3  # The standard deviation of an update in each parameter.
 State = dict[str, Tensor]
 
 
 class Images(Dataset[tuple[Tensor, int]]):
-    """Images that are transformed one by one whenever they are asked for, as torchvision's are."""
+    """Images that are transformed one by one at each access, as torchvision's data sets do."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> None:
         self.pixels = pixels  # [n, c, h, w]
@@ -48,7 +48,7 @@ class Images(Dataset[tuple[Tensor, int]]):
         self._transform = transforms.Compose([transforms.ToTensor(), normalize])
 
     def __len__(self) -> int:
-        """Return n."""
+        """Return n, the number of images."""
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
@@ -59,7 +59,7 @@ class Images(Dataset[tuple[Tensor, int]]):
 
 @dataclass(frozen=True)
 class JudgedRound:
-    """A model, ten clients' replies, and the images that the server judges them on."""
+    """A model, ten clients' replies, and the validation images on which they are valued."""
 
     model: nn.Module
     images: Images
@@ -67,7 +67,7 @@ class JudgedRound:
     updates: RoundUpdates
 
     def validation(self) -> Validation:
-        """Return what the valuations ask."""
+        """Return the images as the held-out set of this package's valuations."""
         channels = self.images.pixels.shape[1]
         normalize = Normalization((MEAN,) * channels, (STD,) * channels)
         inputs = normalize(to_pixels(self.images.pixels, 255))
@@ -84,7 +84,7 @@ class JudgedRound:
 
 
 def build_round(model_name: str, shape: tuple[int, int, int], num_validation: int) -> JudgedRound:
-    """Return a model, ten updates of it and so many images."""
+    """Return a model, ten random updates of it, and ``num_validation`` random images."""
     image_generator = numpy_generator("benchmark-images", 0, *shape)
     pixels = image_generator.integers(0, 256, (num_validation, *shape), dtype=np.uint8)
     images = Images(pixels, image_generator.integers(CLASSES, size=num_validation))
@@ -104,7 +104,7 @@ def build_round(model_name: str, shape: tuple[int, int, int], num_validation: in
 
 
 def judge(judged: JudgedRound, coalitions: Sequence[Sequence[bool]]) -> int:
-    """Judge coalitions and what they leave out, one by one; return how many passes that took."""
+    """Evaluate coalitions and their complements one by one; return the number of passes."""
     model = copy.deepcopy(judged.model)
     states = judged.client_states()
     passes = 0
@@ -112,7 +112,7 @@ def judge(judged: JudgedRound, coalitions: Sequence[Sequence[bool]]) -> int:
         complement = [not is_in for is_in in mask]
         for chosen in (mask, complement):
             members = [state for state, is_in in zip(states, chosen, strict=True) if is_in]
-            if members:  # The empty one is the global model, known from the round before.
+            if members:  # The empty coalition is the global model, known from the round before.
                 model.load_state_dict(_average(members))
                 _accuracy(model.eval(), judged.images)
                 passes += 1
@@ -121,7 +121,7 @@ def judge(judged: JudgedRound, coalitions: Sequence[Sequence[bool]]) -> int:
 
 def _accuracy(model: nn.Module, images: Images) -> float:
     criterion = nn.CrossEntropyLoss()
-    loss = 0.0  # The authors add it up, too: it is part of what their loop costs.
+    loss = 0.0  # Not needed, but the authors' loop computes it, too, which is part of its cost.
     total = 0
     correct = 0.0
     for inputs, labels in DataLoader(images, batch_size=128, shuffle=False):

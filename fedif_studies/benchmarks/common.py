@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures beside their peers, medians, the machine they ran on."""
+"""What the benchmarks share: timings, figures beside those of a peer, and their tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ from fedif_flower.tables import ResultTable
 from fedif_studies.rows import RESULTS, machine, replace_all_rows, revision
 
 T = TypeVar("T")
-_SEED = "0"  # Models and data are drawn by it.
-_REVISION = revision()  # That is loaded: another one may be checked out when the figures are there.
+_SEED = "0"  # The seed of all models and data.
+# Read at import, for the code that is loaded: another revision may be checked out by the time the
+# figures are written.
+_REVISION = revision()
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of repeated calls."""
+    """Seconds of repeated calls: their median, least and most."""
 
     median: float
     low: float
@@ -35,9 +37,24 @@ class Timing:
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of a benchmark: ours beside a peer's, both from the same run.
+    """One line of a benchmark: a figure of this project beside that of a peer, from the same run.
 
-    ``ratio`` is whatever the aim is about; ``spread`` the least and most of ours.
+    Attributes
+    ----------
+    name : str
+        What is measured.
+    ours, peer : float
+        The two figures.
+    unit : str
+        Their unit.
+    ratio : float
+        The ratio that ``aim`` is about: of the figures, or of the speeds.
+    aim : str
+        What the ratio should be, such as ``"<= 1.1"``; may be empty.
+    spread : str
+        The least and the most of ``ours``.
+    note : str
+        A further remark.
     """
 
     name: str
@@ -52,7 +69,7 @@ class Figure:
 
 @contextmanager
 def sampling(read: Callable[[], T], samples: list[T], seconds: float) -> Iterator[None]:
-    """Add what ``read`` returns to the samples, every so many seconds, while entered."""
+    """Append ``read()`` to ``samples`` every so many seconds, in a thread, while entered."""
     stop = Event()
 
     def sample() -> None:
@@ -69,7 +86,7 @@ def sampling(read: Callable[[], T], samples: list[T], seconds: float) -> Iterato
 
 
 def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms") -> Figure:
-    """Return our seconds beside a peer's, in thousandths."""
+    """Return a figure of our seconds beside a peer's seconds, both in milliseconds."""
     return Figure(
         name=name,
         ours=1e3 * ours.median,
@@ -82,8 +99,8 @@ def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms"
 
 
 def alone(module: str, *options: str) -> Any:
-    """Run one of these modules in a process of its own; return the JSON in its last line."""
-    # A file, not a pipe: Ray's helpers keep it open after the process itself has ended.
+    """Run a benchmark's module in a process of its own; return the JSON in its last line."""
+    # A file, since Ray's helpers would keep a pipe open after the process itself has ended.
     with tempfile.TemporaryFile("w+") as output:
         command = [sys.executable, "-m", f"fedif_studies.benchmarks.{module}", *options]
         subprocess.run(command, stdout=output, check=True, cwd=RESULTS.parents[1])
@@ -98,7 +115,7 @@ def repeat(
     *,
     before: Callable[[], object] = lambda: None,
 ) -> Timing:
-    """Return the seconds that ``call`` takes, without ``before``; one more call warms up."""
+    """Return the seconds of ``times`` calls, after one that warms up; ``before`` is not timed."""
     seconds = []
     for _ in range(times + 1):
         before()
@@ -119,7 +136,7 @@ def report(
 ) -> None:
     """Print a table, and write ``docs/results/bench-<name>.csv`` if ``write``.
 
-    A quick run (not ``full``) writes ``bench-quick-<name>.csv``: nothing to be quoted.
+    A quick run (not ``full``) writes ``bench-quick-<name>.csv``, which should not be quoted.
     """
     heading = ["figure", "ours", "peer", "ratio", "aim", "range, note"]
     lines = [_line(figure) for figure in figures]

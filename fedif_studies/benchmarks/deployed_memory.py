@@ -1,11 +1,12 @@
-"""Memory of a server behind a SuperLink that takes in many large updates, by how many they are.
+"""Memory of a server behind a SuperLink that takes in large updates, by the number of members.
 
-A SuperLink behind TLS, a run of FedIF with ResNet-18, and registered members that train nothing:
-each sends the model back with a random update of its own. What is measured is the process of the
-ServerApp, whose held-out set is not examined: that is over before the first reply. As many members
-as it has here, their updates are kept in memory, and in a mapped file only where they take more
-than a quarter of what is free. So its anonymous memory grows by these; more must not depend on how
-many members there are.
+The benchmark starts a SuperLink behind TLS, a run of FedIF with ResNet-18, and registered members
+that train nothing: each sends the model back with a random update of its own. It measures the
+process of the ServerApp. The held-out set is not examined, which a run does before the first reply.
+
+The server keeps updates in memory; it keeps them in a mapped file only if they take more than a
+quarter of the free memory. So its anonymous memory grows by the updates. Beyond these, it must not
+depend on the number of members.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from tests.integration.played import Played
 from tests.integration.protocol import Member
 
 UPDATE_BYTES = 4 * 11_173_962  # ResNet-18 with ten classes.
-SECONDS = 1800.0  # That all rounds may take.
+SECONDS = 1800.0  # All rounds together may take so long.
 SERVER_APP = "flwr-serverapp"
 
 
 class Wandering(Played):
-    """Members that train nothing; ``begun`` tells whether one was asked to."""
+    """Members that train nothing; ``begun`` tells whether any was asked to train yet."""
 
     begun = False
 
@@ -56,7 +57,7 @@ class Wandering(Played):
                 self._answer(member)
 
     def _stay_alive(self) -> None:
-        """Let every member be heard of: to answer as all of them takes longer than a heartbeat."""
+        """Send every member's heartbeat, which is due before all members have answered."""
         for member in self.members.values():
             member.stay_alive()
 
@@ -69,14 +70,14 @@ class Wandering(Played):
 
 @dataclass(frozen=True)
 class DeployedCost:
-    """What a ServerApp held before the first reply, and at most from then on."""
+    """The most memory of a ServerApp before members are asked to train, and from then on."""
 
     before: ServerCost
     most: ServerCost
 
 
 def measure(members: int) -> DeployedCost:
-    """Play all rounds of a run with so many members."""
+    """Play all rounds of a run with so many members; return the ServerApp's memory."""
     names = tuple(f"member-{number}" for number in range(members))
     samples: list[tuple[bool, ServerCost]] = []
     settings: dict[str, Any] = {
@@ -104,7 +105,7 @@ def measure(members: int) -> DeployedCost:
 
 
 def _require_all_accepted(run_dir: Path, members: int) -> None:
-    """Raise RuntimeError unless every reply of every round was taken in."""
+    """Raise RuntimeError unless every reply of every round was accepted."""
     counts = Counter(row["status"] for row in read_rows(run_dir / "clients.csv"))
     if counts != {"accepted": ROUNDS * members}:
         raise RuntimeError(f"{ROUNDS} rounds of {members} members: {dict(counts)}")
@@ -119,7 +120,7 @@ def _most_of(costs: Sequence[ServerCost]) -> ServerCost:
 
 
 def _server_apps(played: Played) -> list[int]:
-    """Return the processes of the ServerApp."""
+    """Return the ids of the ServerApp's processes; empty if there is none yet."""
     try:
         return played.servers(SERVER_APP)
     except AssertionError:
@@ -127,7 +128,7 @@ def _server_apps(played: Played) -> list[int]:
 
 
 def figures_of(members: int, cost: DeployedCost) -> list[Figure]:
-    """Return what a server holds, beside all updates of a round."""
+    """Return a server's memory beside the size of all updates of a round."""
     all_updates = members * UPDATE_BYTES
     name = f"SuperLink, {members} members, {UPDATE_BYTES / 4e6:.1f} M parameters"
     return [

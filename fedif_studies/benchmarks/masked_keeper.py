@@ -1,6 +1,6 @@
 """One masked round at a keeper, in a process of its own: ``masked_keeper MEMBERS PARAMETERS``.
 
-It imports what a keeper does and nothing else, so that its peak memory is a keeper's.
+It imports only what a keeper imports, so that its peak memory is that of a keeper.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from fedif_consortium.masking.ring import encode_vector, encode_weights
 
 
 def keep_a_round(members: int, length: int) -> dict[str, float]:
-    """Keep one round of so many members; return CPU seconds by answer, and this process's peak."""
+    """Act as the keeper of one round with so many members and parameters.
+
+    Return the CPU seconds of each answer by name, and this process's peak memory in MB (``peak``).
+    """
     rng = np.random.default_rng(0)
     directions = rng.standard_normal((2, length), np.float32)
     vectors = []
@@ -68,15 +71,15 @@ def keep_a_round(members: int, length: int) -> dict[str, float]:
 def _sealed_box(
     node: int, length: int, keeper: X25519PublicKey, member: Ed25519PrivateKey
 ) -> bytes:
-    """Return a member's seed, sealed for the keeper."""
+    """Return the seed of a member's mask, sealed for the keeper."""
     digest = key_digest(member.public_key())
     header = BoxHeader(1, 1, node, length, bytes(32), bytes(32), bytes(32), digest)
     return seal(header, secrets.token_bytes(32), keeper, member)
 
 
 def _peak_megabytes() -> float:
-    """Return the most memory that this process had."""
-    # Not getrusage, whose peak is at least that of the process that started this one.
+    """Return the peak of this process's resident memory, in MB."""
+    # getrusage would include the peak of the process that started this one.
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, amount = line.partition(":")
         if name == "VmHWM":

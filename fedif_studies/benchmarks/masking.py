@@ -1,7 +1,7 @@
-"""What masked rounds cost: one member's update at the member, the keeper and the server; memory.
+"""The cost of masked rounds: time for one member's update at member, keeper and server; memory.
 
-Each step is compared with the same step on a plain update of float32: a product, a weighted sum, a
-copy for what has no like. ``--full`` takes 1.06, 11 and 100 million parameters.
+Each step is compared with the same step on a plain update of float32: a product, a weighted sum, or
+a copy where a plain update needs no such step. ``--full`` measures 100 million parameters, too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from fedif_studies.lab.commands import run_study
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
-MEMORY = 1_059_306  # Parameters where peak memory is taken.
+MEMORY = 1_059_306  # The number of parameters for which a keeper's peak memory is measured.
 FEW_MEMBERS = 10
 MANY_MEMBERS = 1_000
 Call = Callable[[], object]
 
 
 def steps(name: str, length: int, times: int) -> list[Figure]:
-    """Time each step of one member's update beside the same on a plain update."""
+    """Time each step for one member's update, and the step on a plain update beside it."""
     rng = np.random.default_rng(0)
     update = rng.standard_normal(length, np.float32)
     direction = rng.standard_normal(length, np.float32)
@@ -63,7 +63,7 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     def add_mask() -> None:
         np.add(total, mask() * weight, out=total)
 
-    # Each step, and what it is compared with. Named as the table has them.
+    # Each step by its name in the table, and the plain step that it is compared with.
     copy = ("a copy", update.copy)
     product = ("a product", lambda: np.dot(update, direction))
     plain_sum = ("of the plain sum", add_plain)
@@ -80,7 +80,7 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
     }
     figures = []
     for step, (call, (plain_name, plain_call)) in pairs.items():
-        # CPU seconds, which other work on the machine hardly changes.
+        # CPU seconds hardly depend on other work on the machine.
         ours = repeat(call, times, time.process_time)
         plain = repeat(plain_call, times, time.process_time)
         title = f"{name}: {step} / {plain_name}"
@@ -89,13 +89,13 @@ def steps(name: str, length: int, times: int) -> list[Figure]:
 
 
 def upload(name: str, length: int) -> Figure:
-    """Return what a member sends: eight bytes a parameter in place of four."""
+    """Return the size of a member's upload: eight bytes for each parameter instead of four."""
     title = f"{name}: upload / plain"
     return Figure(title, 8e-6 * length, 4e-6 * length, "MB", 2.0, "<= 2.1")
 
 
 def many_members() -> list[Figure]:
-    """Compare a keeper's round of many members with one of few."""
+    """Compare a keeper's round with many members with one with few."""
     few = alone("masked_keeper", str(FEW_MEMBERS), str(MEMORY))
     many = alone("masked_keeper", str(MANY_MEMBERS), str(MEMORY))
     figures = []

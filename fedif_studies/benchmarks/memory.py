@@ -1,9 +1,9 @@
-"""Memory and seconds of a server that takes in many large updates: FedIF's rounds in this process.
+"""Memory and seconds of a server that takes in many large updates: FedIF's rounds in one process.
 
-Clients train nothing: each adds a random update of its own to the model that it was sent. So what
-grows is what the server holds. Anonymous memory is what a machine must have; of a mapped file the
-system keeps what fits. Beside the seconds of a round stand those that its floats need at least: to
-be written into a file that is mapped, and read twice.
+Clients train nothing: each adds a random update of its own to the model that it was sent. So the
+memory that grows is the server's. A machine must have its anonymous memory; of its mapped files,
+the system keeps as much in memory as fits. The seconds of a round are compared with a floor: the
+time to write the updates' floats into a mapped file and to read them twice.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from fedif_flower.tasks.task import Task
 from fedif_studies.benchmarks.common import Figure, alone, report, sampling
 from fedif_studies.lab.commands import run_study
 
-ROUNDS = 2  # In the second, rows and models of the first are still there.
+ROUNDS = 2  # In the second round, the server still holds updates and models of the first.
 app = ClientApp()
 
 
 @dataclass(frozen=True)
 class Federation:
-    """So many clients, and a model of two layers, the first of ``width`` x ``width``."""
+    """The number of clients, and the width of a model with two layers, the first a square one."""
 
     clients: int
     width: int
 
     def model(self) -> nn.Module:
-        """Return the model that is sent first."""
+        """Return the initial model."""
         return nn.Sequential(
             nn.Linear(self.width, self.width), nn.ReLU(), nn.Linear(self.width, 10)
         )
@@ -60,7 +60,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class ServerCost:
-    """Most anonymous memory and most of mapped files, in bytes."""
+    """The peaks of anonymous memory and of mapped files in memory, in bytes."""
 
     anonymous: int
     mapped: int
@@ -68,7 +68,10 @@ class ServerCost:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What the server held at most, and how long its last round and its aggregation took."""
+    """The server's peak memory, and the seconds of its last round and of the aggregation in it.
+
+    ``floor_seconds`` is the time to write and read the round's floats, see :func:`_floor_seconds`.
+    """
 
     memory: ServerCost
     seconds: float
@@ -78,22 +81,23 @@ class RoundCost:
 
 @app.query()
 def tell_partition(message: Message, context: Context) -> Message:
-    """Say which partition the node holds."""
+    """Reply with the partition that the node holds."""
     node = ConfigRecord({"partition-id": context.node_config["partition-id"], "attack": ""})
     return Message(RecordDict({"node": node}), reply_to=message)
 
 
 @app.train()
 def wander(message: Message, context: Context) -> Message:
-    """Return the model with a random update, of the node's own in each round."""
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays.
+    """Return the model with a random update, seeded by node and round."""
+    # ``content.array_records`` would create a cycle of references, which keeps the arrays in memory
+    # until the garbage collector runs.
     sent = cast(ArrayRecord, message.content["arrays"])
     generator = torch_generator("wander", context.node_id, round_of(message) or 0)
     new_arrays = {}
     for name, array in sent.items():
         values = torch.from_numpy(array.numpy())
         if not values.is_floating_point():
-            new_arrays[name] = array  # Counters of batch normalisation.
+            new_arrays[name] = array  # A counter of batch normalisation.
             continue
         update = torch.randn(values.shape, generator=generator)
         new_arrays[name] = pack_array((values + 1e-4 * update).numpy())
@@ -104,7 +108,7 @@ def wander(message: Message, context: Context) -> Message:
 
 
 def resident_bytes(process: int | str = "self") -> tuple[int, int]:
-    """Return how many bytes of a process's memory are anonymous, and how many of files."""
+    """Return the resident bytes of a process that are anonymous, and those of files or shared."""
     sizes = {}
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -114,7 +118,7 @@ def resident_bytes(process: int | str = "self") -> tuple[int, int]:
 
 
 def measure(federation: Federation) -> RoundCost:
-    """Run FedIF's rounds in this process, every client in each, with the settings' defaults."""
+    """Run FedIF's rounds in this process, with all clients in each and default settings."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(100, federation.width, generator=generator)
     labels = torch.arange(100) % 10
@@ -149,7 +153,7 @@ def measure(federation: Federation) -> RoundCost:
 
 
 def _floor_seconds(federation: Federation) -> float:
-    """Return how long a round's floats take to be written into a mapped file and read twice."""
+    """Return the seconds to write a round's floats into a mapped file and to read them twice."""
     update = np.ones(federation.update_bytes // 4, dtype=np.float32)
     shape = (federation.clients, len(update))
     with tempfile.TemporaryFile() as file:
@@ -164,7 +168,7 @@ def _floor_seconds(federation: Federation) -> float:
 
 
 def figures_of(federation: Federation, cost: RoundCost) -> list[Figure]:
-    """Return what the server holds beside all updates of a round, and how long a round takes."""
+    """Return the server's memory beside the size of all updates, and a round's seconds."""
     all_updates = federation.clients * federation.update_bytes
     millions = federation.update_bytes / 4e6
     name = f"{federation.clients} clients, {millions:.1f} M parameters"
@@ -181,7 +185,7 @@ def _seconds_figure(name: str, seconds: float, floor: float) -> Figure:
 
 
 def memory_figure(name: str, size: int, peer: int, aim: str = "") -> Figure:
-    """Return bytes beside others, in GB."""
+    """Return a figure of bytes beside a peer's bytes, both in GB."""
     return Figure(name, size / 1e9, peer / 1e9, "GB", size / peer, aim)
 
 

@@ -1,8 +1,8 @@
-"""What the simulation itself costs: clients that return what they receive, a little longer, on Ray.
+"""The cost of the simulation itself: clients on Ray that return the model a little longer.
 
-A round's milliseconds for 100 to a million simulated clients, and for 1 to 100 million parameters;
-peak memory of all processes together. A recorded federation is
-FedIF's with scores, records, an evaluation and a checkpoint in every round.
+The figures are the milliseconds of a round for 100 to a million simulated clients and for 1 to 100
+million parameters, and the peak memory of all processes together. A recorded federation is one of
+FedIF with scores, records, an evaluation and a checkpoint in every round.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ app = ClientApp()
 
 @dataclass(frozen=True)
 class Federation:
-    """So many clients, so many of them in a round, a model of ``size`` parameters."""
+    """A federation of ``clients`` clients, of which ``sampled`` are in a round.
+
+    The model has ``size`` parameters. ``recorded``: whether it is a whole run of FedIF.
+    """
 
     clients: int
     sampled: int
@@ -56,7 +59,7 @@ class Federation:
 
 @dataclass(frozen=True)
 class RoundCost:
-    """Milliseconds of a round but the first, and peak bytes of all processes."""
+    """Milliseconds of a round (without the first one), and the peak bytes of all processes."""
 
     median: float
     low: float
@@ -66,9 +69,10 @@ class RoundCost:
 
 @contextmanager
 def sampled_memory(samples: list[int]) -> Iterator[None]:
-    """Add the proportional memory of all processes together, five times a second, while entered.
+    """Append the memory of all processes together, five times a second, while entered.
 
-    In PSS, pages that processes share count once; Ray's object store lies in such pages.
+    Memory is the proportional set size (PSS), which counts pages that processes share only once.
+    Ray's object store consists of such pages.
     """
     driver = psutil.Process()
 
@@ -93,9 +97,9 @@ def measure_alone(federation: Federation) -> RoundCost:
 
 @app.train()
 def lengthen(message: Message, _: Context) -> Message:
-    """Return the model a thousandth longer."""
-    # Not ``content.array_records``: that leaves a cycle of references, and with it the arrays, in
-    # this process until the garbage collector comes by.
+    """Return the model with all parameters multiplied by 1.001."""
+    # ``content.array_records`` would create a cycle of references, which keeps the arrays in memory
+    # until the garbage collector runs.
     sent = cast(ArrayRecord, message.content["arrays"])
     longer = {}
     for name, array in sent.items():
@@ -107,7 +111,7 @@ def lengthen(message: Message, _: Context) -> Message:
 
 
 def measure(federation: Federation) -> RoundCost:
-    """Run one federation in this process, whose peak memory it needs for itself."""
+    """Run one federation in this process, which should do nothing else: its memory counts."""
     ends: list[float] = []
     memory: list[int] = []
 
@@ -117,7 +121,8 @@ def measure(federation: Federation) -> RoundCost:
     run_rounds = _run_recorded if federation.recorded else _run_bare
     with sampled_memory(memory), ray_grid(app, federation.clients) as grid:
         run_rounds(federation, grid, note_end)
-    # Ray starts during the first round; before it the first model is evaluated.
+    # ends[0] is the evaluation before the first round. Ray starts during the first round, which
+    # ends at ends[1] and is left out.
     milliseconds = [1e3 * (end - start) for start, end in itertools.pairwise(ends[1:])]
     return RoundCost(
         median=statistics.median(milliseconds),
@@ -128,7 +133,7 @@ def measure(federation: Federation) -> RoundCost:
 
 
 def _run_bare(federation: Federation, grid: Grid, note_end: Callable[..., None]) -> None:
-    """Run FedAvg's rounds without records."""
+    """Run FedAvg's rounds without writing records."""
     strategy = FedAvg(
         fraction_train=federation.sampled / federation.clients,
         fraction_evaluate=0.0,
@@ -141,7 +146,7 @@ def _run_bare(federation: Federation, grid: Grid, note_end: Callable[..., None])
 
 
 def _run_recorded(federation: Federation, grid: Grid, note_end: Callable[..., None]) -> None:
-    """Run a whole federation of FedIF, whose clients lengthen the model."""
+    """Run a whole federation of FedIF, with records and checkpoints."""
     features = federation.size // 10
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(100, features, generator=generator)
@@ -167,7 +172,7 @@ def _run_recorded(federation: Federation, grid: Grid, note_end: Callable[..., No
 
 
 def figures_of(full: bool, rounds: int) -> list[Figure]:
-    """Measure every federation, each beside the smallest of its kind."""
+    """Measure every federation, and compare it with the smallest of its kind."""
     figures = []
     counts = (100, 1_000, 10_000) if full else (100, 1_000)
     for sampled in (10, 100):
@@ -178,13 +183,13 @@ def figures_of(full: bool, rounds: int) -> list[Figure]:
             smallest = Federation(10_000, 1_000, 10_000, rounds, recorded)
             figures += _by_clients(smallest, (10_000, MILLION), "<= 2")
     for millions in (1, 11, 100) if full else (1, 11):
-        # A round of 100 million parameters takes so long that few have to do.
+        # A round with 100 million parameters takes long, so there are fewer.
         figures += _by_size(millions, rounds=4 if millions == 100 else rounds)
     return figures
 
 
 def _by_clients(smallest: Federation, counts: Sequence[int], aim: str) -> list[Figure]:
-    """Measure federations of more and more clients, beside the first."""
+    """Measure federations with these numbers of clients, and compare them with the first."""
     costs = [measure_alone(replace(smallest, clients=clients)) for clients in counts]
     least = costs[0]
     figures = []
@@ -208,7 +213,7 @@ def _by_size(millions: int, rounds: int) -> list[Figure]:
     cost = measure_alone(Federation(10, 10, size, rounds))
     name = f"10 clients, {millions} M parameters"
     spread = f"{cost.low:.0f} to {cost.high:.0f}"
-    all_updates = 10 * size * 4  # Bytes of m x d floats.
+    all_updates = 10 * size * 4  # The bytes of m x d floats.
     return [
         Figure(f"{name}: round", cost.median, 0.0, "ms", 0.0, "", spread),
         _memory(f"{name}, beside m x d floats", cost, all_updates, "<= 12 GB at 100 M"),

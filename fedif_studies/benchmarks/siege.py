@@ -1,10 +1,11 @@
-"""What strangers and a flooding member cost a federation's rounds, and its SuperLink's memory.
+"""By how much attacks on a SuperLink's port slow a federation's rounds and raise its memory.
 
-``--write`` adds to the committed rows. It starts a SuperLink behind TLS with 1,024 descriptors and
-a run of three members on the digits, and attacks the port in every way of
-:mod:`tests.integration.strangers`, one after the other, each between two spans in which nobody
-attacks. ``--flower`` does so with Flower's own ``flower-superlink``. Attackers have a low
-priority: they would have hosts of their own.
+The benchmark starts a SuperLink behind TLS with 1,024 file descriptors, and a run of three members
+on the digits. It attacks the port in every way of :mod:`tests.integration.strangers`, one after the
+other: by strangers and by a member that floods it. Before and after each attack there is a span
+without one. ``--flower`` attacks Flower's own ``flower-superlink`` instead. Attackers' processes
+have a low priority, since real ones would use their own hosts. ``--write`` replaces these attacks'
+rows among the committed ones.
 """
 
 from __future__ import annotations
@@ -26,13 +27,26 @@ from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
 
 MIB = 2**20
-QUIET = 0.5  # A span in which nobody attacks lasts this share of an attack's seconds.
+QUIET = 0.5  # A span without an attack lasts this share of an attack's seconds.
 
 
 def row_of(attack: str, seconds: float, beside: Phase, quiet: list[Phase]) -> dict[str, object]:
-    """Return one line: the rounds beside an attack and those around it."""
+    """Return a row that compares the rounds during an attack with those before and after it.
+
+    Parameters
+    ----------
+    attack : str
+        The attack's name.
+    seconds : float
+        How long it lasted.
+    beside : Phase
+        The rounds during the attack.
+    quiet : list of Phase
+        The rounds before and after the attack, in this order.
+    """
     usual = _mean_of_quiet(quiet)
-    # The round that did not end took what is left of the attack, at least.
+    # The round that was unfinished at the end had taken the rest of the attack's time. If that is
+    # longer than the mean round, it counts, and the mean is a lower bound.
     unfinished = seconds - sum(beside.seconds)
     if beside.seconds and unfinished <= statistics.mean(beside.seconds):
         mean = statistics.mean(beside.seconds)
@@ -54,7 +68,7 @@ def row_of(attack: str, seconds: float, beside: Phase, quiet: list[Phase]) -> di
 
 
 def _mean_of_quiet(quiet: list[Phase]) -> float:
-    """Return the mean seconds of the rounds in which nobody attacked; NaN without any."""
+    """Return the mean seconds of rounds without an attack; NaN if there are none."""
     seconds = list(itertools.chain.from_iterable(phase.seconds for phase in quiet))
     if not seconds:
         return math.nan
@@ -70,7 +84,7 @@ def main(
     """Measure, and print a line for each attack."""
     attacks = names_in("only", only, ATTACKS) if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
-    # The seed is the federation's own; when attackers knock is nobody's draw.
+    # The seed is that of the federation; attackers draw nothing.
     origin = {"revision": revision(), "seed": 0, "processor": machine()["processor"]}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:

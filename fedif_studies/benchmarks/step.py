@@ -1,8 +1,8 @@
 """Milliseconds of a client's training step: PyTorch's plain loop, ours, and the floor of both.
 
-The floor is what the layers take one by one, forward and backward, each with its inputs in the
-cache; what a step takes beyond is the loop's own. All take turns, in CPU time of one thread, and
-the median counts: what else the machine does then falls on all of them.
+The floor is the time of the layers one by one, forward and backward, each with its inputs in the
+cache. What a step takes beyond the floor is the overhead of its loop. All three take turns, so that
+other work on the machine slows each of them, and the median counts, in CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Work:
-    """A model, and as many images and labels as make up the steps."""
+    """A model, and the images and labels of ``STEPS`` batches."""
 
     model: nn.Module
     inputs: Tensor
@@ -45,7 +45,7 @@ class Work:
 
     @classmethod
     def of(cls, model_name: str, shape: tuple[int, int, int]) -> Work:
-        """Return a new model of a name, with images that are made up."""
+        """Return a new model by its name, with random images of this shape."""
         generator = torch.Generator().manual_seed(0)
         count = STEPS * CONFIG.batch_size
         inputs = torch.randn(count, *shape, generator=generator)
@@ -54,13 +54,13 @@ class Work:
 
 
 def run_ours(work: Work) -> None:
-    """Train as a client here does."""
+    """Train for ``STEPS`` steps as a client of this package does."""
     generator = torch.Generator().manual_seed(0)
     train_local(work.model, work.inputs, work.labels, CONFIG, generator)
 
 
 def with_torch_s_dropout(model: nn.Module) -> nn.Module:
-    """Return a copy of a model whose dropout is torch's."""
+    """Return a copy of a model with PyTorch's dropout in place of this package's faster one."""
     plain = copy.deepcopy(model)
     for name, layer in list(plain.named_modules()):
         if isinstance(layer, Dropout):
@@ -69,7 +69,7 @@ def with_torch_s_dropout(model: nn.Module) -> nn.Module:
 
 
 def run_plain(work: Work) -> None:
-    """Train as every tutorial does, on tensors in memory."""
+    """Train for ``STEPS`` steps as PyTorch's tutorials do, on tensors in memory."""
     model = work.model.train()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=CONFIG.learning_rate, momentum=CONFIG.momentum
@@ -82,7 +82,7 @@ def run_plain(work: Work) -> None:
 
 
 def layer_calls(work: Work) -> list[Callable[[], object]]:
-    """Return for each layer what goes forward and backward through it; for the loss as well."""
+    """Return a function for each layer, and for the loss, that goes forward and backward once."""
     model = work.model.train()
     images = work.inputs[: CONFIG.batch_size]
     values = to_memory_format(images, image_format(model, images))
@@ -90,7 +90,7 @@ def layer_calls(work: Work) -> list[Callable[[], object]]:
     for layer in model.modules():
         if not list(layer.children()):
             calls.append(_there_and_back(layer, values))
-            # Nobody asks how the loss changes with the images, but with what layers make of them.
+            # Training needs gradients for the inputs of each later layer, but not for the images.
             values = layer(values).detach().requires_grad_()
     labels = work.labels[: CONFIG.batch_size]
     calls.append(_there_and_back(lambda logits: functional.cross_entropy(logits, labels), values))
@@ -110,25 +110,25 @@ def _there_and_back(layer: Callable[[Tensor], Tensor], values: Tensor) -> Callab
     def forward_and_backward() -> object:
         return torch.autograd.grad(layer(values), differentiated, gradient)
 
-    if not differentiated:  # The images come to a layer that has nothing to learn.
+    if not differentiated:  # A first layer without parameters: no gradient is needed.
         return forward
     return forward_and_backward
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Return the CPU time that a call takes in this thread."""
+    """Return the CPU time, in milliseconds, that a call takes in this thread."""
     began = time.thread_time()
     call()
     return 1e3 * (time.thread_time() - began)
 
 
 def _sample(call: Callable[[], object]) -> list[float]:
-    """Return the milliseconds of each of as many calls as there are steps."""
+    """Return the milliseconds of each of ``STEPS`` calls."""
     return [milliseconds(call) for _ in range(STEPS)]
 
 
 def measure(name: str, work: Work, times: int) -> list[Figure]:
-    """Let all take turns, and return ours beside the plain loop and beside the floor."""
+    """Return the median step of our loop beside that of the plain loop, and beside the floor."""
     plain_work = replace(work, model=with_torch_s_dropout(work.model))
     calls = layer_calls(work)
     ours: list[float] = []
@@ -138,7 +138,7 @@ def measure(name: str, work: Work, times: int) -> list[Figure]:
         ours_ms = milliseconds(lambda: run_ours(work)) / STEPS
         plain_ms = milliseconds(lambda: run_plain(plain_work)) / STEPS
         layers_ms = [_sample(call) for call in calls]
-        if turn == 0:  # It warms up.
+        if turn == 0:  # The first turn warms up.
             continue
         ours.append(ours_ms)
         plain.append(plain_ms)

@@ -1,7 +1,7 @@
-"""Seconds a round: ours on Ray beside the same SGD steps in as many bare processes, in turns.
+"""Seconds of a round: this package on Ray, beside the same SGD steps in as many bare processes.
 
-The paper's CIFAR-10 protocol, of an image folder: 100 clients, 10 a round, B = 16, Dirichlet(1).
-Every contender has a process of its own.
+The protocol is the paper's for CIFAR-10, on a folder of images: 100 clients, 10 in a round, batches
+of 16, Dirichlet(1). Each contender runs in a process of its own; they take turns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedif_studies.benchmarks.common import Figure, alone, report
 from fedif_studies.lab.commands import run_study
 
 CLIENTS = 100
-FLOOR = "floor"  # The contender that trains in bare processes.
+FLOOR = "floor"  # The contender that only trains, in bare processes.
 AIMS = {"fedavg": "<= 1.10", "fedif": "<= 1.10"}
 _model = build_model("cnn", (3, 32, 32), 10, seed=0)
 
@@ -54,17 +54,17 @@ class Workload:
 
     @property
     def timed_rounds(self) -> range:
-        """The rounds that count: the first warms up; after the last, some evaluate or shut down."""
+        """The rounds that count: not the first, which warms up, nor the last, which evaluates."""
         return range(2, self.rounds)
 
     @cached_property
     def partitions(self) -> list[Tensor]:
-        """Which images each client has."""
+        """The indices of each client's images."""
         parts = dirichlet_partition(self.dataset.train.labels, CLIENTS, 1.0, 0)
         return [torch.from_numpy(part) for part in parts]
 
     def config(self, strategy: str, output_dir: str) -> RunConfig:
-        """Return our run config for it, without evaluation in the rounds that are timed."""
+        """Return a run config for this workload, without evaluation in the rounds that count."""
         settings: dict[str, Scalar] = {
             "dataset": "image-folder",
             "data-dir": self.data_dir,
@@ -84,14 +84,14 @@ class Workload:
         return RunConfig.from_run_config(RunConfig.defaults() | settings)
 
     def sampled(self, server_round: int) -> list[int]:
-        """Return the clients that our strategies draw in a round."""
+        """Return the clients that a strategy of this package draws in a round."""
         nodes = [ClientNode(i, i) for i in range(CLIENTS)]
         generator = numpy_generator("sample-clients", 0, server_round)
         sampled = sample_clients(nodes, CLIENTS // 10, generator)
         return [node.partition_id for node in sampled]
 
     def steps(self, server_round: int) -> int:
-        """Return the local steps of a round."""
+        """Return the number of local steps of a round, over all of its clients."""
         batches = 0
         for client in self.sampled(server_round):
             batches += math.ceil(len(self.partitions[client]) / self.training.batch_size)
@@ -107,7 +107,7 @@ class Workload:
 
 
 def run_ours(strategy: str, work: Workload) -> list[float]:
-    """Simulate in this process; return each round's seconds."""
+    """Simulate a run in this process; return the seconds of each round."""
     from client_app import app
     from fedif_flower.runtime.simulation import simulate
 
@@ -119,7 +119,10 @@ def run_ours(strategy: str, work: Workload) -> list[float]:
 
 
 def run_floor(work: Workload) -> list[float]:
-    """Train every round's clients, first come first served; preparing data does not count."""
+    """Train each round's clients in a pool of processes; return the seconds of each round.
+
+    A free process takes the next client. The time to prepare the data does not count.
+    """
     seconds = []
     with processes.get_context("spawn").Pool(len(os.sched_getaffinity(0))) as pool:
         for server_round in range(1, work.rounds + 1):
@@ -159,7 +162,7 @@ def main(
         options.append("--full")
     contenders = (FLOOR, *AIMS)
     step_ms: dict[str, list[float]] = {name: [] for name in contenders}
-    # In turns: what else the machine does then falls on all of them.
+    # They take turns, so that other work on the machine slows all of them.
     for _ in range(repetitions):
         for name in contenders:
             step_ms[name] += alone("throughput", *options, "--only", name)
@@ -168,13 +171,13 @@ def main(
 
 
 def step_milliseconds(contender: str, work: Workload) -> list[float]:
-    """Run a contender; return the milliseconds of a local step in each round that is timed."""
+    """Run a contender; return the milliseconds of a local step in each round that counts."""
     seconds = run_floor(work) if contender == FLOOR else run_ours(contender, work)
     return [1e3 * seconds[t - 1] / work.steps(t) for t in work.timed_rounds]
 
 
 def figures_of(step_ms: Mapping[str, Sequence[float]], steps: float) -> list[Figure]:
-    """Return the seconds of a round of so many steps, beside bare processes."""
+    """Return the seconds of a round with ``steps`` local steps, beside those of bare processes."""
     peer = 1e-3 * steps * statistics.median(step_ms[FLOOR])
     figures = []
     for name, aim in AIMS.items():

@@ -1,7 +1,8 @@
-"""What it costs to value ten clients: FedIF, AFedSV as its authors run it, AFedSV and exact here.
+"""The cost of valuing ten clients: by FedIF, by AFedSV as its authors run it, and by this package.
 
-All judge the same replies on the same 2,000 images in one run. The authors' loop evaluates each
-of its 950 coalitions; without ``--full`` it evaluates a stated few, and the rest is extrapolated.
+This package's valuations are AFedSV and exact Shapley values. All value the same replies on the
+same images, with ``--full`` 2,000. The authors' loop evaluates each of its 950 coalitions; without
+``--full`` it evaluates only some of them, and the seconds of all are extrapolated.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, JudgedRound, buil
 from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
 from fedif_studies.lab.commands import run_study
 
-NUM_SAMPLES = 50
-_QUICK_DRAWS = 10
+NUM_SAMPLES = 50  # AFedSV's samples for each size of coalitions.
+_QUICK_DRAWS = 10  # Without --full, so many drawn coalitions are evaluated: one of each size.
 MODELS = {
     "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
     "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
@@ -32,14 +33,14 @@ MODELS = {
 
 
 class ValuationCost(NamedTuple):
-    """One round's valuation: CPU seconds of all cores together, and passes over the images."""
+    """The cost of one round's valuation: CPU seconds, and the number of passes over the images."""
 
     cpu: Timing
     passes: int
 
 
 def measure_once(call: Callable[[], int]) -> ValuationCost:
-    """Return what a valuation costs; ``call`` returns how many passes it made."""
+    """Return the cost of a valuation; ``call`` makes it and returns its number of passes."""
     began = time.process_time()
     passes = call()
     spent = time.process_time() - began
@@ -47,32 +48,36 @@ def measure_once(call: Callable[[], int]) -> ValuationCost:
 
 
 def drawn_coalitions() -> Tensor:
-    """Return the coalitions L that AFedSV draws in round 1 of seed 0, ``[M m, m]``."""
+    """Return the coalitions that AFedSV draws in round 1 with seed 0: ``[M m, m]``, bool.
+
+    M is ``NUM_SAMPLES`` and m ``NUM_CLIENTS``. Of every m coalitions, there is one of each size.
+    """
     sizes = torch.arange(1, NUM_CLIENTS + 1).repeat(NUM_SAMPLES)
     generator = torch_generator("shapley", 0, 1)
     return random_permutations(len(sizes), NUM_CLIENTS, generator) < sizes[:, None]
 
 
 def measure_authors(judged: JudgedRound, draws: int) -> ValuationCost:
-    """Run the authors' loop; of fewer draws than all, the seconds are extrapolated."""
-    coalitions = drawn_coalitions()[:draws].tolist()  # The first m draws have every size once.
+    """Run the authors' loop on the first ``draws`` coalitions; extrapolate the seconds to all."""
+    coalitions = drawn_coalitions()[:draws].tolist()
     cpu, passes = measure_once(lambda: judge(judged, coalitions))
+    # All draws take M (2 m - 1) passes: the complement of a full coalition is empty.
     spent = cpu.median * NUM_SAMPLES * (2 * NUM_CLIENTS - 1) / passes
     return ValuationCost(Timing(spent, spent, spent), passes)
 
 
 def measure_shapley(judged: JudgedRound, estimator: str) -> ValuationCost:
-    """Return what this package's Shapley valuation costs."""
+    """Return the cost of this package's Shapley valuation with this estimator."""
     valuation = ShapleyValuation(judged.validation(), estimator=estimator, num_samples=NUM_SAMPLES)
     return measure_once(lambda: valuation.score(judged.updates).evaluations)
 
 
 def measure_influence(judged: JudgedRound) -> ValuationCost:
-    """Return what FedIF costs once the replies are here, its gradient included."""
+    """Return the cost of FedIF's valuation after the replies have come, its gradient included."""
     valuation = InfluenceValuation(judged.validation())
 
     def score() -> int:
-        # Another model each time: the gradient at one that was judged before is remembered.
+        # A new tensor each time, since the gradient at the last model is remembered.
         params = judged.updates.global_params.clone()
         model = replace(judged.updates.model, params=params)
         return valuation.score(replace(judged.updates, model=model)).evaluations
@@ -81,7 +86,7 @@ def measure_influence(judged: JudgedRound) -> ValuationCost:
 
 
 def compare(name: str, judged: JudgedRound, quick: bool) -> Iterator[Figure]:
-    """Measure every way of valuing the clients, the dearest last, and yield the figures."""
+    """Measure each valuation of the clients, and yield figures that compare two of them."""
     influence = measure_influence(judged)
     sampled = measure_shapley(judged, "complementary")
     exact = measure_shapley(judged, "exact")
