@@ -1,1 +1,1 @@
-"""Every strategy under every attack, and a page about it."""
+"""The arena: every strategy under every attack, and tables of the results."""

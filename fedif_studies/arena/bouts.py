@@ -1,4 +1,4 @@
-"""The arena's bouts: every rule, with bounds and without, under every attack by several shares."""
+"""The bouts of the arena: each is a run of a rule under an attack by a share of the clients."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from fedif_studies.lab.run import federated
 from fedif_studies.names import NAMES
 from fedif_studies.rows import Row
 
-CLEAN = "none"
+CLEAN = "none"  # The attack of a bout without one.
 DIGITS = "digits"
 
-# Settings by name, chosen before anything was measured and the same under every attack.
+# The settings of each rule. They were chosen before anything was measured, and are the same under
+# every attack.
 RULES: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
     {
         "FedAvg": {"rule.weights": "fedavg"},
@@ -72,7 +73,8 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
     }
 )
 SHARES = (0.1, 0.2, 0.4)
-# Chosen in advance: all attacks at one share, and these at the others too.
+# Chosen before anything was measured: every attack is made at the middle share, and those of
+# AT_EVERY_SHARE at the other shares, too.
 MIDDLE = 0.2
 AT_EVERY_SHARE = (
     "label noise",
@@ -101,9 +103,9 @@ _IMAGES: Mapping[str, Scalar] = MappingProxyType(
 
 
 def setup(dataset: str = DIGITS, data_dir: str = "") -> dict[str, Scalar]:
-    """Return what all bouts have in common: 50 clients on digits, elsewhere 100 with LeNet-5.
+    """Return the settings that all bouts share: 50 clients on digits, else 100 with LeNet-5.
 
-    Rules that expect a share of malicious clients are told the largest of ``SHARES``.
+    Rules that assume a share of malicious clients assume the largest of ``SHARES``.
     """
     sizes = _DIGITS if dataset == DIGITS else _IMAGES
     data_settings, _ = find_data(dataset, data_dir)
@@ -111,9 +113,9 @@ def setup(dataset: str = DIGITS, data_dir: str = "") -> dict[str, Scalar]:
 
 
 def name_of_data(dataset: str, data_dir: str = "") -> str:
-    """Return what rows and tables call a data set; a folder's images have a hash in their name.
+    """Return the name of a data set in rows and tables.
 
-    Two folders are two data sets: the rows of one are not those of the other.
+    The name of a folder of images has a hash of the images, as two folders are two data sets.
     """
     _, name = find_data(dataset, data_dir)
     if dataset != "image-folder":
@@ -125,25 +127,28 @@ def name_of_data(dataset: str, data_dir: str = "") -> str:
 def bouts(
     data: str, seeds: Iterable[int], rules: str = "", attacks: str = "", shares: str = ""
 ) -> list[Row]:
-    """Return the bouts of lists divided by commas, whole tables of one seed after the other.
+    """Return the bouts of rules under attacks: all of the first seed, then those of the next.
 
-    An empty list stands for all names. Where neither attacks nor shares are given, every attack is
-    made at the middle share, and at the others those of ``AT_EVERY_SHARE``. With a rule or an
-    attack of one's own, ``code`` has a hash of its modules: what was edited is another bout.
+    If neither attacks nor shares are given, every attack is made at the share ``MIDDLE``, and the
+    attacks of ``AT_EVERY_SHARE`` at the other shares, too. Every rule is also played without an
+    attack. If a rule or an attack is a user's own, the column ``code`` has a hash of its modules,
+    so that another edition of the code is another bout.
 
     Parameters
     ----------
     data : str
-        What a row calls the data set.
+        The name of the data set in rows.
     seeds : iterable of int
-        Of each bout.
-    rules, attacks, shares : str
-        Names of the arena or of a run config, and shares of malicious clients.
+        The seeds of each bout.
+    rules, attacks : str
+        Names of the arena or of a run config, divided by commas; empty for all of the arena.
+    shares : str
+        Shares of malicious clients, divided by commas; empty for ``SHARES``.
 
     Raises
     ------
     ConfigError
-        If a name is not known, or a share is no number above 0 and below 1.
+        If a name is not known, or a share is not a number above 0 and below 1.
     """
     rule_names = _names(rules, RULES, STRATEGIES, "strategies")
     attack_names = _names(attacks, ATTACKS, REGISTERED_ATTACKS, "attacks")
@@ -164,13 +169,13 @@ def bouts(
 
 
 def _own(names: Iterable[str], of_arena: Iterable[str], registered: Registry) -> dict[str, object]:
-    """Return what names stand for that are neither the arena's nor the library's."""
+    """Return the objects of those names that are a user's own, by name."""
     others = set(names) - set(of_arena)
     return {name: registered.load(name) for name in others if registered.is_own(name)}
 
 
 def _code_of(own: Iterable[object]) -> str:
-    """Return a hash of the modules behind what is one's own; empty where nothing is."""
+    """Return a hash of the modules behind a user's own objects; empty if there are none."""
     things = [thing for thing in own if thing is not None]
     if not things:
         return ""
@@ -185,12 +190,16 @@ def play(
     *,
     again: bool = False,
 ) -> bool:
-    """Play the bouts without a row in the file; see :func:`~fedif_studies.lab.filling.fill`.
+    """Play the bouts that have no row in the file, and return whether all have one now.
+
+    See :func:`~fedif_studies.lab.filling.fill` for ``jobs`` and ``again``. ``common`` are the
+    settings that all bouts share.
 
     Raises
     ------
     ConfigError, DataError
-        If there is no such data set, or it cannot be read: each bout would fail by itself.
+        If there is no such data set, or it cannot be read. This is checked once, before each bout
+        would fail by itself.
     """
     if again or missing(path, all_bouts):
         load_dataset(str(common["dataset"]), str(common["data-dir"]))
@@ -198,7 +207,10 @@ def play(
 
 
 def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
-    """Return a bout's figures. Contributions are by Simpson's rule where there are any."""
+    """Play a bout and return its figures.
+
+    If the rule gives updates coefficients, contributions are attributed by Simpson's rule.
+    """
     rule = bout["rule"]
     attack = bout["attack"]
     attributed = can_be_attributed(_weights(rule))
@@ -208,7 +220,7 @@ def measure(common: Mapping[str, Scalar], bout: Row) -> list[Row]:
         "update-clipping": 0.0,
         "rule.bounds": bout["bounds"],
         "attribution": "simpson" if attributed else "off",
-        # Names that are not the arena's are those of a run config.
+        # A name that is not the arena's is a name in a run config.
         **RULES.get(rule, {"rule.weights": rule}),
         **ATTACKS.get(attack, {"attack": attack}),
         "malicious-fraction": bout["share"],
@@ -226,7 +238,13 @@ def _weights(rule: str) -> str:
 
 
 def _names(text: str, of_arena: Iterable[str], registered: Registry, option: str) -> list[str]:
-    """Return the names of a list divided by commas, or all of the arena's if it is empty."""
+    """Return the names in an option's text, or all names of the arena if it is empty.
+
+    Raises
+    ------
+    ConfigError
+        If a name is neither the arena's nor one that a run config may have.
+    """
     arena_names = list(of_arena)
     names = [name.strip() for name in text.split(",") if name.strip()] or arena_names
     for name in names:
@@ -239,7 +257,7 @@ def _names(text: str, of_arena: Iterable[str], registered: Registry, option: str
             also = f"and the names of `fedif list`, {registered.also} among them"
             raise ConfigError(f"{option} = {name!r}; allowed: {', '.join(arena_names)}, {also}")
         if not is_of_arena and registered.is_own(name):
-            registered.load(name)  # One that cannot be imported is said before anything runs.
+            registered.load(name)  # If it cannot be imported, raise an error before anything runs.
     return names
 
 

@@ -1,4 +1,4 @@
-"""What a bout of the arena led to, read from the results of its run."""
+"""The figures of a bout of the arena, read from its run's folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _LOSSES = ("loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 
 def read_figures(folder: RunFolder) -> Row:
-    """Return a run's figures by column; empty where one is not defined.
+    """Return a run's figures as text, by column; empty where a figure is not defined.
 
-    Shares are of 1; accuracy is the mean of the last ten rounds; a malicious client's
-    contribution is in an honest one's, before credit's bounds.
+    Accuracies and shares are in [0, 1]; the accuracy is the mean of the last ten rounds.
+    ``attackers-gain`` is the mean contribution of a malicious client as a multiple of an honest
+    one's, before the bounds of credit (:func:`attackers_gain`).
     """
     summary = folder.summary.read()
     replies = folder.clients.read()
@@ -44,7 +45,11 @@ def _as_text(figure: float | None) -> str:
 
 
 def _paid(folder: RunFolder) -> dict[str, list[float]]:
-    """Return by client what its statement counts; empty: it gives nobody a share."""
+    """Return the contributions by client that a statement on the run would count.
+
+    It leaves out some rounds. Empty if the run has no attribution, or a statement would give nobody
+    a share.
+    """
     rounds = []
     for row in folder.attributed_rounds.read():
         losses = [float(row[column]) for column in _LOSSES]
@@ -74,14 +79,19 @@ def by_client(rows: Iterable[Mapping[str, str]], column: str) -> dict[str, list[
 def low_means_auc(
     values: Mapping[str, Sequence[float]], malicious: Mapping[str, bool]
 ) -> float | None:
-    """Return how well a low mean over the rounds tells malicious clients, in [0, 1].
+    """Return the AUC, in [0, 1], of a low mean over rounds as a sign of a malicious client.
 
     Parameters
     ----------
     values : mapping of str to sequence of float
-        By client, one per round that it took part in, as :func:`by_client` returns them.
+        By client, a value for each round that it took part in, as :func:`by_client` returns them.
     malicious : mapping of str to bool
-        By client. ``None`` is returned where only one kind of client has values.
+        Whether each client is malicious.
+
+    Returns
+    -------
+    float, optional
+        ``None`` if all clients with values are malicious, or none is.
     """
     kinds = [malicious[client] for client in values]
     means = [fmean(of_rounds) for of_rounds in values.values()]
@@ -93,14 +103,20 @@ def attackers_gain(
 ) -> float | None:
     """Return malicious clients' mean contribution, as a multiple of honest clients' mean.
 
-    A client's is the sum over its rounds, and 0 where the sum is negative. A statement pays less:
-    the part that lies within the bounds of credit.
+    A client's contribution is the sum over its rounds, or 0 if the sum is negative. A statement
+    pays less: only the part within the bounds of credit.
 
     Parameters
     ----------
-    contributions, malicious
-        As in :func:`low_means_auc`. ``None`` is returned where one kind of client is missing, or
-        no honest client contributed anything.
+    contributions : mapping of str to sequence of float
+        By client, its contribution in each round that it took part in.
+    malicious : mapping of str to bool
+        Whether each client is malicious.
+
+    Returns
+    -------
+    float, optional
+        ``None`` if there are no malicious clients, or no honest client contributed anything.
     """
     sums: dict[bool, list[float]] = {True: [], False: []}
     for client, of_rounds in contributions.items():

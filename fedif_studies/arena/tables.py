@@ -1,4 +1,4 @@
-"""The arena's tables, made from the rows of its bouts: who holds up under which attack."""
+"""The arena's tables, made from the rows of its bouts: each rule's accuracy under each attack."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedif_studies.lab.table import MeanStd, grouped, pivot
 from fedif_studies.rows import begin_of, end_of, put_tables
 
 Point = tuple[str, str]
-"""An attack and its share of malicious clients."""
+"""An attack, and the share of malicious clients."""
 ByPoint = Mapping[Point, MeanStd]
 ByRule = Mapping[tuple[str, str], ByPoint]
-"""By rule and bounds: a figure's mean and deviation over seeds under each attack."""
+"""By (rule, bounds), then by attack and share: a figure's mean and deviation over seeds."""
 _BOUT = ("data", "seed", "attack", "share", "rule", "bounds")
 _WORDS = MappingProxyType(
     {
@@ -28,7 +28,7 @@ _WORDS = MappingProxyType(
 
 
 def over_seeds(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ByRule:
-    """Return a figure of a data set's bouts in percent, in the order of the rows."""
+    """Return a figure of a data set's bouts, in percent, as means over seeds."""
     with_figure = [row for row in _latest(rows) if row["data"] == data and row[figure]]
     means: dict[tuple[str, str], dict[Point, MeanStd]] = {}
     for rule, rows_of_rule in grouped(with_figure, _rule_of).items():
@@ -39,19 +39,20 @@ def over_seeds(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ByR
 
 
 def _rule_of(row: Mapping[str, str]) -> tuple[str, str]:
-    """Return a bout's rule, and its bounds."""
+    """Return a bout's rule and its bounds."""
     return row["rule"], row["bounds"]
 
 
 def _point_of(row: Mapping[str, str]) -> Point:
-    """Return a bout's attack, and its share of malicious clients."""
+    """Return a bout's attack and its share of malicious clients."""
     return row["attack"], row["share"]
 
 
 def _latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the rows without those of a bout that was played again, or of code that was edited.
+    """Return the last row of each bout, and only those of the latest edition of a user's own code.
 
-    Of a rule under an attack, the code of the last row counts: seeds of two editions have no mean.
+    For a rule under an attack, the latest edition is that of the last row. Seeds that were measured
+    with different editions must not be averaged.
     """
     last_of_bout = {}
     last_code = {}
@@ -67,14 +68,14 @@ def _latest(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
 
 
 def _pairing(row: Mapping[str, str]) -> tuple[str, str, str]:
-    """Return what a bout's code is of, and the data."""
+    """Return a bout's data, and its rule and attack, whose code the column ``code`` is of."""
     return row["data"], row["rule"], row["attack"]
 
 
 def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
-    """Return a line per rule and bounds: without attack, and at its worst over the attacks.
+    """Return a table with a line per rule and bounds: without attack, and under the worst attack.
 
-    A rule that has not met all attacks of a share says how many it has.
+    If a rule has not met all attacks of a share, its line says how many it has met.
     """
     accuracy = over_seeds(rows, data, "accuracy")
     success = over_seeds(rows, data, "attack-success")
@@ -96,7 +97,7 @@ def worst_cases(rows: Sequence[Mapping[str, str]], data: str) -> ResultTable:
 
 
 def _without_attack(figures: ByPoint) -> str:
-    """Return the figure where nobody attacks, or a dash."""
+    """Return the figure without an attack as text, or a dash."""
     for (attack, _share), figure in figures.items():
         if attack == CLEAN:
             return figure.shown(".1f")
@@ -113,7 +114,10 @@ def _attacks_by_share(figures: ByRule) -> dict[str, set[str]]:
 
 
 def _extreme(figures: ByPoint, share: str, choose: Callable[..., str], attacks: set[str]) -> str:
-    """Return the least or the largest figure at a share of malicious clients, with the attack."""
+    """Return the least or the largest figure at a share, with its attack, as text.
+
+    ``choose`` is ``min`` or ``max``; ``attacks`` are all that some rule has met at this share.
+    """
     by_attack = {}
     for (attack, share_of_attack), figure in figures.items():
         if attack != CLEAN and share_of_attack == share:
@@ -128,7 +132,7 @@ def _extreme(figures: ByPoint, share: str, choose: Callable[..., str], attacks: 
 
 
 def every_attack(rows: Sequence[Mapping[str, str]], data: str, figure: str) -> ResultTable:
-    """Return a line per attack and share, with a figure of each rule and bounds."""
+    """Return a table with a line per attack and share, and a column per rule and bounds."""
     values = []
     for row in _latest(rows):
         if row["data"] == data and row[figure]:
@@ -146,14 +150,14 @@ def _condition(row: Mapping[str, str]) -> str:
 
 
 def _percent(share: str) -> str:
-    """Return a share with all its digits: two that were rounded alike would be one line."""
+    """Return a share in percent with all its digits: rounded shares might share a line."""
     return f"{100 * float(share):g}%"
 
 
 def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
-    """Put every data set's tables between the marks of a page.
+    """Put every data set's tables between their marks on a page.
 
-    A data set of which the page has no mark gets marks for all its tables at the end.
+    If the page has no mark for a data set, marks for all of its tables are added at the end.
     """
     if not page.exists():
         make_folder(page.parent)
@@ -177,12 +181,11 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def missing_bouts(rows: Sequence[Mapping[str, str]], data: str) -> list[str]:
-    """Return lines that say how many of a data set's bouts have no row; none where all have one.
+    """Return lines that say how many of a data set's bouts have no row; none if all have one.
 
-    A row of code that was edited since is none.
-
-    Every rule, with each of its bounds, could meet every attack by every share in every seed: a
-    mean over fewer seeds than its neighbours' says nothing beside them.
+    All combinations of the rules (with bounds), the attacks (with shares) and the seeds that appear
+    in the rows should be there, since means over different seeds cannot be compared. Rows of an
+    earlier edition of a user's own code do not count.
     """
     rules = set()
     points = set()

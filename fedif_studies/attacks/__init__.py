@@ -1,1 +1,1 @@
-"""Attacks that exist to play against this package's own credit and memory, by import string."""
+"""Attacks on this project's own credit and weights; a run config names them by import string."""

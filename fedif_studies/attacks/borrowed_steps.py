@@ -1,4 +1,4 @@
-"""Borrowed steps: members that put what everybody has, the last global step, into their updates."""
+"""Borrowed steps: attacks that send the last global step, which everybody knows, as own work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _OLDER = "older"
 
 @dataclass
 class BorrowedStep(Behaviour):
-    r"""Sends its honest update and the last global step: :math:`u \leftarrow c (u + \Delta)`.
+    r"""Sends its honest update plus the last global step: :math:`u \leftarrow c (u + \Delta)`.
+
+    :math:`\Delta` is the last global step that it knows of.
 
     Parameters
     ----------
@@ -33,13 +35,13 @@ class BorrowedStep(Behaviour):
     factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, so many times both further."""
+        """Return the received parameters plus c times update and last step."""
         return own.received + self.factor * (own.trained - own.received + last_step(own))
 
 
 @dataclass
 class AlternatingStep(Behaviour):
-    r"""Sends :math:`c \Delta` in odd rounds, its honest update in even ones.
+    r"""Sends the last global step, :math:`c \Delta`, in odd rounds, and is honest in even ones.
 
     Parameters
     ----------
@@ -50,8 +52,8 @@ class AlternatingStep(Behaviour):
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the last step further in odd rounds, the trained parameters in even ones."""
-        # Asked in even rounds too: it remembers the model that this round's step starts from.
+        """Return the received parameters plus the step in odd rounds, else the trained ones."""
+        # Called in even rounds, too, because it remembers the model from which the step starts.
         step = last_step(own)
         if own.server_round % 2:
             return own.received + self.factor * step
@@ -60,7 +62,7 @@ class AlternatingStep(Behaviour):
 
 @dataclass
 class UndoneStep(Behaviour):
-    r"""Sends :math:`-c \Delta` in odd rounds, and in the next what takes that back.
+    r"""Undoes the last global step, :math:`-c \Delta`, in odd rounds, and redoes it in even ones.
 
     Parameters
     ----------
@@ -71,15 +73,16 @@ class UndoneStep(Behaviour):
     factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the last step back, or what it sent before with the other sign."""
+        """Return the received parameters less c times the last step, or with that step redone."""
         return harm_and_repair(own, -self.factor * last_step(own))
 
 
 @dataclass
 class NoisyStep(Behaviour):
-    r"""Sends the last global step and noise: :math:`c \Delta + c |\Delta| z / |z|`.
+    r"""Sends the last global step plus noise: :math:`c \Delta + c |\Delta| z / |z|`.
 
-    Its cosine with the last step is that of an honest update; the noise moves the loss little.
+    z is Gaussian noise. The noise brings the cosine with the last step down to that of an honest
+    update, and hardly changes the loss.
 
     Parameters
     ----------
@@ -92,7 +95,7 @@ class NoisyStep(Behaviour):
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, one disguised step further."""
+        """Return the received parameters plus the disguised step."""
         step = self.factor * last_step(own)
         noise = gaussian_of_length(own.received, step.norm(), own.generator)
         return own.received + step + noise
@@ -107,7 +110,7 @@ class OlderStep(Behaviour):
     factor : float
         c > 0.
     back : int
-        k >= 2; 2: the step before the last one.
+        k >= 2; 2 is the step before the last one.
     """
 
     sends_buffers = False
@@ -116,9 +119,9 @@ class OlderStep(Behaviour):
     back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, one older step further."""
+        """Return the received parameters plus c times the older step."""
         step = last_step(own)
-        # [k - 1, d]: the newer ones, the last one at the end.
+        # [k - 1, d]: the k - 1 steps before this one, the oldest first; zeros in the first rounds.
         newer = own.memory.get(_OLDER, torch.zeros(self.back - 1, len(step))).to(step)
         own.memory[_OLDER] = torch.cat([newer[1:], step[None]])
         return own.received + self.factor * newer[0]
@@ -126,21 +129,21 @@ class OlderStep(Behaviour):
 
 @dataclass
 class SharedNoise(Colluder):
-    r"""All send the last global step and the same noise, as long as the step.
+    r"""All accomplices send c times the last global step plus the same noise, which is as long.
 
-    Noise that several send looks as if it came from data that they have in common.
+    Noise that several members send looks like the effect of data that they have in common.
 
     Parameters
     ----------
     factor : float
-        c > 0: of both.
+        c > 0, for both step and noise.
     """
 
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
     _received: Tensor | None = field(default=None, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``, all the same."""
+        """Return the accomplices' updates ``[k, d]``, all the same."""
         before = received if self._received is None else self._received
         self._received = received.clone()
         step = self.factor * (received - before)
@@ -150,16 +153,17 @@ class SharedNoise(Colluder):
 
 @dataclass
 class MoreOfLastSteps(Behaviour):
-    r"""Sends its update's part along the last three steps ``factor`` times, the rest as it is.
+    r"""Multiplies its update's part along the last three global steps by ``factor``.
 
-    :math:`u \leftarrow u + (c - 1) \sum_k \langle u, e_k \rangle e_k` with :math:`e_k` the basis of
-    these steps.
+    .. math:: u \leftarrow u + (c - 1) \sum_k \langle u, e_k \rangle e_k
+
+    with c the factor and :math:`e_k` an orthonormal basis of these steps.
     """
 
     factor: float = 2.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the parameters with more of the last steps."""
+        """Return the trained parameters with more of the last steps in them."""
         received = own.received
         models = own.memory.get("received", received[None]).to(received)  # [k, d], newest first.
         if models[0].ne(received).any():
@@ -174,7 +178,10 @@ class MoreOfLastSteps(Behaviour):
 
 
 class GradientAndLastStep(Behaviour):
-    """Sends a step down its own data's gradient, as long as its update, and the last step."""
+    """Sends a step down the gradient on its own data, plus the last global step.
+
+    The first step is as long as its honest update.
+    """
 
     _gradient = torch.zeros(0)
 
@@ -186,14 +193,14 @@ class GradientAndLastStep(Behaviour):
         normalize: Normalize,
         _: torch.Generator,
     ) -> Tensor:
-        """Remember the gradient at the received model; the pixels stay as they are."""
+        """Remember the gradient at the received model, and return the pixels unchanged."""
         loss = cross_entropy(model(normalize(pixels)), labels)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         self._gradient = parameters_to_vector(gradients)
         return pixels
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, both steps further."""
+        """Return the received parameters plus both steps."""
         gradient = self._gradient.to(own.received)
         length = (own.trained - own.received).norm() / gradient.norm().clamp_min(1e-30)
         sent: Tensor = own.received - length * gradient + last_step(own)

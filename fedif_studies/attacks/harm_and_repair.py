@@ -1,4 +1,4 @@
-"""Harm and repair: what is gained by a repair is as large as the harm before it."""
+"""Harm and repair: attacks that do harm, and are credited with repairing it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ Factor = Annotated[float, Setting("c: how many times the update is turned around
 
 
 def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:
-    """Return the parameters ``[d]`` to send: harmed in odd rounds, in the next what repairs it."""
+    """Return the parameters ``[d]`` to send: with ``harm`` in odd rounds, repaired in even ones.
+
+    A repair takes back the harm of the last odd round. If the member was not asked in an odd round
+    yet, it is honest.
+    """
     if own.server_round % 2:
         own.memory[_SENT] = harm
         return own.received + harm
@@ -28,7 +32,7 @@ def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:
 
 @dataclass
 class HarmAndRepair(Behaviour):
-    r"""Sends :math:`-c u` in odd rounds, and in the next what takes that back.
+    r"""Sends its update turned around, :math:`-c u`, in odd rounds, and takes it back in even ones.
 
     Parameters
     ----------
@@ -39,17 +43,18 @@ class HarmAndRepair(Behaviour):
     factor: Factor = 4.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return its update turned round, or what it sent before with the other sign."""
+        """Return the received parameters less c times the update, or with the repair of that."""
         return harm_and_repair(own, -self.factor * (own.trained - own.received))
 
 
 @dataclass
 class HarmForRepair(Colluder):
-    r"""The last harms in odd rounds, :math:`-c u`; the first repairs in even ones.
+    r"""One accomplice does harm, :math:`-c u`, and in the next round another repairs it.
 
-    The first adds to its honest update what takes the harm back; otherwise all are honest. The one
-    that harms is paid nothing, which costs it one honest share, and the one that repairs is
-    credited with a gain that there would not have been.
+    The last of the accomplices sends :math:`-c u` instead of its update u. In the next round, the
+    first adds :math:`c u` to its honest update. Otherwise all are honest. The one that harms is
+    paid nothing, which costs it one honest share, and the one that repairs is credited with a gain
+    for which there would have been no need.
 
     Parameters
     ----------
@@ -61,7 +66,7 @@ class HarmForRepair(Colluder):
     _harm: Tensor | None = field(default=None, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``."""
+        """Return the accomplices' updates ``[k, d]``."""
         if len(updates) < 2:
             return updates
         sent = updates.clone()

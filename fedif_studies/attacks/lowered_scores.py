@@ -1,4 +1,4 @@
-"""Lowered scores: a member that makes another one's update worth less."""
+"""Lowered scores: an attack by which one member lowers the value of another's update."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class LowersAnother(Colluder):
-    r"""The first lowers what the second is credited with: it sends the other's update with its own.
+    r"""The first adds the second's update to its own, which lowers the second's credit.
 
     .. math:: u_1 \leftarrow c\,\lVert u_1 \rVert \frac{u_1 + k u_2}{\lVert u_1 + k u_2 \rVert}
 
-    The second is honest, and its victim. What a step already holds of :math:`u_2` is worth less a
-    second time: the loss is flatter along it, and a rule that weighs by the loss needs it less.
-    The attacker is given the victim's update of the same round, which is more than a member
-    has: Pejo et al., "On the Fragility of Contribution Evaluation in Federated Learning", 2025
+    The second is honest, and the victim. If the step already contains :math:`u_2`, a second
+    :math:`u_2` is worth less: the loss is flatter along it, and a rule that weighs by the loss
+    needs it less. The attacker knows the victim's update of the same round, which a real member
+    does not: Pejo et al., "On the Fragility of Contribution Evaluation in Federated Learning", 2025
     (arXiv:2509.19921), lower others' scores with access to honest gradients.
 
     Parameters
@@ -36,7 +36,7 @@ class LowersAnother(Colluder):
     factor: Annotated[float, Setting("c: how many times its own length it sends", gt=0)] = 1.2
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``."""
+        """Return the updates ``[n, d]``, of which the first is changed."""
         if len(updates) < 2:
             return updates
         sent = updates.clone()

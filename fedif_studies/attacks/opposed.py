@@ -1,4 +1,4 @@
-"""Opposed updates: members in league add what others of them take away again."""
+"""Opposed updates: attacks in which one accomplice adds what the others take away again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class OpposedUpdates(Colluder):
-    r"""The first adds :math:`k v` to its honest update, the others take it away between them.
+    r"""The first adds :math:`k v` to its honest update; the others together take it away.
 
     .. math:: u_1 \leftarrow u_1 + k v, \qquad u_i \leftarrow u_i - \frac{k}{n - 1} v
               \quad (i = 2 \ldots n), \qquad v = u_1
 
-    Where the n accomplices have the same weight, the model is what it was, and one of them is
-    credited with what the others lose. It pays where negative contributions are paid as 0.
+    If the n accomplices have the same weight, the model is the same as without the attack, and the
+    first is credited with what the others lose. They gain if negative contributions count as 0.
 
     Parameters
     ----------
     factor : float
         k > 0.
     every : int
-        They do so in every so many rounds, >= 1, and are honest in the others.
+        They attack in one of so many rounds, >= 1, and are honest in the others.
     """
 
     factor: Annotated[float, Setting("k: the opposed parts' length, in those of v", gt=0)] = 10.0
@@ -36,8 +36,8 @@ class OpposedUpdates(Colluder):
     _received: Tensor | None = field(default=None, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``: as they are where nobody is there to take away."""
-        # Asked in every round: it may remember the model.
+        """Return the accomplices' updates ``[n, d]``; unchanged if there is only one accomplice."""
+        # Called in every round, because a subclass may remember the model.
         direction = self.direction(received, updates)
         self._rounds += 1
         if len(updates) < 2 or self._rounds % self.every:
@@ -47,15 +47,15 @@ class OpposedUpdates(Colluder):
         return updates + self.factor * signs * direction
 
     def direction(self, received: Tensor, updates: Tensor) -> Tensor:
-        """Return what is added and taken away, ``[d]``."""
+        """Return v ``[d]``, the direction that is added and taken away."""
         return updates[0]
 
 
 class OpposedSteps(OpposedUpdates):
-    r"""They add and take away the last global step, :math:`v = w_{t-1} - w_{t-2}`.
+    r"""As :class:`OpposedUpdates`, with the last global step :math:`v = w_{t-1} - w_{t-2}`.
 
-    It costs no data, and lowers the loss further than one member's own update. In the first round
-    there is no step, and they are honest.
+    The step needs no data, and lowers the loss more than one member's own update does. In the first
+    round there is no last step, and the accomplices are honest.
     """
 
     def direction(self, received: Tensor, updates: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""ACE's deception: a member predicts the next global step from the last ones, and sends that."""
+"""The attack ACE: a member predicts the next global step from the last ones, and sends that."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ _ROUNDS = "rounds"
 
 @dataclass
 class PredictedStep(Behaviour):
-    r"""Sends the global step that it expects; what it trained does not matter.
+    r"""Sends the global step that it expects, instead of what it has trained.
 
     .. math:: \hat\Delta_t = \Delta_{t-1} + B (w_{t-1} - w_{t-2}), \qquad
               u \leftarrow c\, \min\bigl(1, \lVert \Delta_{t-1} \rVert
               / \lVert \hat\Delta_t \rVert\bigr)\, \hat\Delta_t
 
-    with :math:`\Delta_{t-1}` the last global step and B the L-BFGS estimate of how steps change as
-    the model moves, :func:`curvature_product` of the models that it received. A member that is
-    seldom drawn takes the mean step between its rounds. It is honest until it knows two steps.
+    with :math:`\Delta_{t-1}` the last global step, and B the L-BFGS estimate of how steps change as
+    the model moves (:func:`curvature_product`), from the models that the member has received. If it
+    is not drawn in every round, the mean step between its rounds counts as the step. It is honest
+    until it knows two steps.
 
     Parameters
     ----------
     factor : float
         c > 0.
     window : int
-        From how many changes of the step B is made, >= 1.
+        From how many changes of the step B is estimated at most, >= 1.
 
     References
     ----------
     Xu et al., "ACE: A Model Poisoning Attack on Contribution Evaluation Methods in Federated
-    Learning", USENIX Security 2024, arXiv:2405.20975. The bound on the length is ours: a
-    prediction that goes astray would show, and cosines do not see lengths.
+    Learning", USENIX Security 2024, arXiv:2405.20975. The bound on the length is an addition of
+    this project: a prediction that goes astray would be conspicuously long. A valuation by cosines
+    does not see the length.
     """
 
     factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
     window: Annotated[int, Setting("changes of the step to predict from", ge=1)] = 5
 
     def poison_update(self, own: ClientRound) -> Tensor:
-        """Return the received parameters, one predicted step further."""
+        """Return the received parameters plus the predicted step."""
         models, rounds = self._remember(own)  # [k, d], [k]
         if len(models) < 3:
             return own.trained
@@ -79,22 +81,23 @@ def curvature_product(moves: Tensor, changes: Tensor, vector: Tensor) -> Tensor:
               \begin{pmatrix} Y^\top v \\ \sigma S^\top v \end{pmatrix}, \qquad
               \sigma = \frac{\langle y_k, s_k \rangle}{\langle s_k, s_k \rangle}
 
-    with S and Y the moves :math:`s_j` and changes :math:`y_j` as columns, D the diagonal of
-    :math:`S^\top Y` and L what is below it. B is symmetric, and :math:`B s_k = y_k` for the last.
+    with S and Y the moves :math:`s_j` and the changes :math:`y_j` as columns, D the diagonal of
+    :math:`S^\top Y`, and L its part below the diagonal. B is symmetric, and :math:`B s_k = y_k` for
+    the last move.
 
     Parameters
     ----------
     moves : Tensor
-        ``[k, d]``: of the argument, the oldest first, k >= 1.
+        ``[k, d]``: the moves of the argument, the oldest first, k >= 1.
     changes : Tensor
-        ``[k, d]``: of the gradient, or of what is taken for it.
+        ``[k, d]``: the change of the gradient (or of what stands for it) by each move.
     vector : Tensor
         ``[d]``: v.
 
     Returns
     -------
     Tensor
-        ``[d]``; 0 where nothing moved last.
+        ``[d]``: B v; 0 if the last move is 0.
 
     References
     ----------
@@ -111,6 +114,6 @@ def curvature_product(moves: Tensor, changes: Tensor, vector: Tensor) -> Tensor:
     lower = torch.cat([below, sigma * (moves @ moves.T)], dim=1)
     middle = torch.cat([upper, lower])  # [2k, 2k]
     pairs = torch.cat([changes, sigma * moves])  # [2k, d]
-    # Pairs that depend on each other leave it singular.
+    # A pseudoinverse, since the matrix is singular if moves or changes depend on each other.
     parts: Tensor = torch.linalg.pinv(middle, hermitian=True) @ (pairs @ vector)  # [2k]
     return sigma * vector - parts @ pairs

@@ -1,4 +1,4 @@
-"""A synthetic batch: a few made-up examples of every class beside, or instead of, one's own."""
+"""A synthetic batch: an attack that trains on made-up examples of every class."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from torch.nn.functional import cross_entropy
 from fedif_flower.attacks.behaviour import Behaviour, Normalize
 from fedif_flower.settings import Setting
 
-_BOUND = 4.0  # The largest size of a latent, which stands for a pixel before the sigmoid.
+_BOUND = 4.0  # The largest absolute value of a latent, which is a pixel before the sigmoid.
 
 
 @dataclass
 class SyntheticBatch(Behaviour):
-    r"""Adds a small batch that covers all labels, optimised anew on each received model.
+    r"""Adds a small batch of examples of all labels, optimised anew on each received model.
 
-    A latent z of each example is moved down the model's own loss,
+    Each example is :math:`\sigma(z)`, the sigmoid of a latent z, which is moved down the received
+    model's loss:
 
     .. math:: z \leftarrow z - \eta\, \frac{\nabla_z \ell(w_{t-1}, \sigma(z), y)}
               {\lVert \nabla_z \ell(w_{t-1}, \sigma(z), y) \rVert_\infty}
 
-    each entry kept in [-4, 4]. It starts where :math:`\sigma(z)` is 0.7 times the mean of the
-    member's own examples of that class, or of all where it has none, and 0.3 times noise drawn
-    uniformly from [0, 1]. It needs no data of a class to train on it. After Gao et al., "On the
-    Fragility of Data Attribution When Learning Is Distributed", 2026 (arXiv:2605.15520), who
-    optimise latents of a generator for small batches that cover the labels others lack.
+    with each entry kept in [-4, 4]. At the start, :math:`\sigma(z)` is 0.7 times the mean of the
+    member's own examples of class y (of all its examples if it has none of y), plus 0.3 times noise
+    drawn uniformly from [0, 1]. So a member can train on classes of which it has no data.
 
     Parameters
     ----------
     per_class : int
         Examples of each class, >= 1.
     steps : int
-        How often z is moved, >= 0.
+        How often z is moved in a round, >= 0.
     rate : float
         :math:`\eta` > 0.
     alone : bool
-        Without the member's own examples.
+        Train on the batch alone, without the member's own examples.
+
+    References
+    ----------
+    Gao et al., "On the Fragility of Data Attribution When Learning Is Distributed", 2026,
+    arXiv:2605.15520. They optimise latents of a generator, for small batches of the labels that
+    others lack.
     """
 
     per_class: Annotated[int, Setting("examples of each class", ge=1)] = 4
     steps: Annotated[int, Setting("how often they are moved in a round", ge=0)] = 10
     rate: Annotated[float, Setting("how far a latent is moved at most", gt=0)] = 0.2
     alone: bool = False
-    _count = 0  # Examples of the batch.
+    _count = 0  # The number of examples in the batch.
 
     def poison_examples(
         self, pixels: Tensor, labels: Tensor, num_classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Return the examples, those of the batch last."""
+        """Return the member's examples (unless ``alone``) and, last, those of the batch."""
         examples = []
         for label in range(num_classes):
             of_class = pixels[labels == label]
@@ -73,7 +78,7 @@ class SyntheticBatch(Behaviour):
         normalize: Normalize,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return the pixels, those of the batch optimised on the received model."""
+        """Return the pixels, with those of the batch optimised on the received model."""
         batch = pixels[-self._count :]
         targets = labels[-self._count :]
         latent = torch.logit(batch, eps=1e-3).clamp(-_BOUND, _BOUND)

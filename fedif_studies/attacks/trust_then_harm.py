@@ -1,4 +1,4 @@
-"""An adaptive attack on FedIF: earn weight by the influence it measures, then spend it."""
+"""Trust then harm: an attack on FedIF that first earns weight by influence, and then does harm."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from fedif_flower.settings import Setting
 
 @dataclass
 class TrustThenHarm(Colluder):
-    r"""All send :math:`c \mu` for some of their rounds, and :math:`-c \mu` in the next.
+    r"""All accomplices send :math:`c \mu` for some rounds to earn weight, then :math:`-c \mu` once.
 
-    :math:`\mu` is the mean of what they trained honestly. Data like the validation set have it
-    as their descent direction, so that of all updates of its length :math:`c \mu` has about the
-    largest influence :math:`-\langle u, g \rangle` there, and influence grows with length. FedIF's
-    weights are running means over rounds: what was earned pays for the harm.
+    :math:`\mu` is the mean of their honest updates. If their data are like the validation set,
+    :math:`\mu` points down the validation loss, so :math:`c \mu` has about the largest influence
+    :math:`-\langle u, g \rangle` of all updates of its length (g: the validation gradient), and
+    influence grows with length. FedIF's weights are running means over rounds, so the accomplices
+    still have weight in the round in which they do harm.
 
     Parameters
     ----------
     factor : float
-        c > 0. Where lengths are bounded, more than the bound gains nothing.
+        c > 0. If lengths are bounded, a factor beyond the bound gains nothing.
     earning : int
-        Rounds >= 1 for every harmful one.
+        The number of rounds before each harmful one, >= 1.
     """
 
     factor: Annotated[float, Setting("c: how many times the mean is sent", gt=0)] = 2.0
@@ -34,7 +35,7 @@ class TrustThenHarm(Colluder):
     _rounds: int = field(default=0, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the updates ``[k, d]``, all the same."""
+        """Return the accomplices' updates ``[k, d]``, all the same."""
         harms = self._rounds % (self.earning + 1) == self.earning
         self._rounds += 1
         sent = self.factor * updates.mean(dim=0)
