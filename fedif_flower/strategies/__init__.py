@@ -1,4 +1,4 @@
-"""Thin Flower strategies: they translate between messages and the maths."""
+"""The strategies: each says how a round's updates are valued and weighed, one file each."""
 
 from fedif_flower.intake.pace import Pace as Pace
 from fedif_flower.server.loop import ScreenedStrategy as ScreenedStrategy

@@ -1,6 +1,7 @@
 """AFedSV (ShapleyFL) [Sun et al., 2023]: weights from smoothed Shapley values.
 
-It differs from FedIF in its valuation (and in where weight scores start), nothing else.
+It differs from FedIF in its valuation and in the initial weight scores; and it can draw each client
+independently of the others.
 """
 
 from __future__ import annotations
@@ -22,38 +23,43 @@ from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 
 Sampling = Literal["fixed-size", "independent"]
 
-LEAST_DRAWN = 2  # The authors draw all anew while fewer than two are drawn.
+LEAST_DRAWN = 2  # As the authors' code: it draws a round anew while it has fewer than two clients.
 
 
 class AFedSV(ScoredStrategy):
-    r"""AFedSV (ShapleyFL): aggregate by smoothed Shapley values.
+    r"""AFedSV (ShapleyFL): weigh by smoothed Shapley values.
 
     .. math:: \Omega_k \leftarrow (1 - \gamma) \Omega_k + \gamma\, \mathrm{minmax}(\phi)_k,
               \qquad \Omega_k = 0.5 \text{ at the start}
 
-    with :math:`\phi` the Shapley values of the round's game (see
-    :class:`~fedif_flower.valuation.shapley.valuation.ShapleyValuation`).
+    with :math:`\Omega_k` client k's weight score, :math:`\phi` the Shapley values of the round's
+    game (see :class:`~fedif_flower.valuation.shapley.valuation.ShapleyValuation`) and minmax their
+    mapping to [0, 1] within the round. Weights are proportional to the weight scores.
 
     Paper: Sun et al., *ShapleyFL: Robust Federated Learning Based on Shapley Value*, KDD 2023.
 
     Parameters
     ----------
     validation : Validation or Valuation
-        The server's held-out set D' with model and loss; or how Shapley values are estimated on it,
-        such as ``ShapleyValuation(validation, estimator="gtg", num_samples=20)``. Default:
-        complementary contributions, 50 samples per stratum, of the accuracy.
+        The server's held-out set D' with model and loss. Shapley values of the accuracy are then
+        estimated on it, by complementary contributions with 50 samples per stratum. Or a valuation
+        that estimates them otherwise, such as
+        ``ShapleyValuation(validation, estimator="gtg", num_samples=20)``.
     gamma : float
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
-        How scores become weights; a client never seen begins at 0.5.
+        How scores become weights. By default the weight score of a client never seen is 0.5.
     sampling : str
-        ``"fixed-size"``: a round has C K clients, C = ``fraction_train``. ``"independent"``, as its
-        authors draw: each client comes with chance C, whoever else comes; all are drawn anew while
-        fewer than two do, or fewer than rounds need. The authors' step is
+        How a round's clients are drawn from the K clients, with C = ``fraction_train``.
+        ``"fixed-size"``: a round has C K clients. ``"independent"``, as the authors draw: each
+        client takes part with probability C, independently of the others; a round with fewer than
+        two clients, or fewer than it needs, is drawn anew. The authors' step is
         :math:`w_t = w_{t-1} + \sum_{i \in S_t} \frac{\Omega_i}{C \sum_{j=1}^K \Omega_j}
-        (w_i - w_{t-1})`: ``sampling="independent"`` with ``Weighting(weight_scope="population")``.
-        It is meant for many clients: since at least two come, the weights of a round sum to 6.79 in
-        the mean where K = 3 and C = 0.1.
+        (w_i - w_{t-1})`, with :math:`w_i` the model of client i and :math:`S_t` the clients of
+        round t. You get it by ``sampling="independent"`` and
+        ``Weighting(weight_scope="population")``. It is meant for many clients. With few, the rule
+        of at least two clients makes the steps too long: for K = 3 and C = 0.1 the weights of a
+        round sum to 6.79 on average.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -87,16 +93,16 @@ class AFedSV(ScoredStrategy):
 
     @property
     def chance(self) -> float | None:
-        """The chance with which each client takes part in a round; ``None``: m of K do."""
+        """The probability with which each client is drawn; ``None`` if m of K clients are drawn."""
         return self.fraction_train if self.sampling == "independent" else None
 
     @property
     def draws_by_itself(self) -> bool:
-        """Whether chance decides how many are drawn; or a subclass does."""
+        """Whether the number of clients drawn is random, or is decided by a subclass."""
         return self.sampling == "independent" or type(self).select is not AFedSV.select
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw the round's clients, each by itself where ``sampling`` says so."""
+        """Draw the round's clients, independently of each other if ``sampling`` says so."""
         if self.sampling == "fixed-size":
             return super().select(nodes, server_round)
         least = max(LEAST_DRAWN, self.min_train_nodes, self.setup.min_valid_replies)

@@ -1,4 +1,7 @@
-"""The settings of strategies: how the server draws clients, believes them and weighs them."""
+"""The run config's settings of strategies: how clients are drawn, waited for and weighed.
+
+Functions at the end turn these settings into stages.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ from fedif_flower.valuation import Validation
 
 AttributionRule = Literal["off", "trapezoid", "simpson", "gauss2", "adaptive"]
 Rounds = Literal["synchronous", "buffered"]
-ALWAYS = 10**9  # Rounds after which a reply still counts.
+ALWAYS = 10**9  # As `late_rounds`, so many rounds that a reply counts however late it is.
 
 
-# A constructor can have the server's held-out data beside its settings.
+# A screen's constructor may take `validation`, the server's held-out data, besides its settings.
 SCREENS = Registry("screen", {"off": Stage}, offered=("validation",), makes=(Stage,))
 
 SERVER_OPTIMIZERS = Registry(
@@ -57,7 +60,7 @@ SERVER_OPTIMIZERS = Registry(
 
 
 class PaceSettings(Settings, alias_generator=in_section("pace")):
-    """How long rounds wait, and what becomes of replies that come late."""
+    """How long rounds wait for replies, and whether late replies count."""
 
     timeout: float = setting(
         3600.0, "seconds a round waits; whoever answered by then counts", gt=0, changes_result=False
@@ -78,11 +81,12 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
 
     @property
     def is_buffered(self) -> bool:
-        """Whether every member is at work all the time."""
+        """Whether all members train all the time, and each ``buffer_size`` replies make a step."""
         return self.rounds == "buffered"
 
     @model_validator(mode="after")
     def _can_be_paced(self) -> Self:
+        """Raise ConfigError for settings that contradict each other."""
         words = ">= 1 with rounds 'buffered'" if self.is_buffered else "0 without rounds 'buffered'"
         require(self.is_buffered == bool(self.buffer_size), "buffer_size", self.buffer_size, words)
         only = {"quorum": 0, "grace": 0, "ask_more": 1} if self.is_buffered else {}
@@ -90,11 +94,12 @@ class PaceSettings(Settings, alias_generator=in_section("pace")):
             setting_value = getattr(self, name)
             words = f"{value} with rounds 'buffered', which asks all"
             require(setting_value == value, name, setting_value, words)
-        self.pace().require_within(self.timeout)  # What it refuses is refused here.
+        # Pace checks its own arguments too: their errors come now, and not when the run begins.
+        self.pace().require_within(self.timeout)
         return self
 
     def pace(self) -> Pace:
-        """Return how long the rounds of a run wait."""
+        """Return the Pace that these settings describe."""
         if self.is_buffered:
             return Pace(quorum=self.buffer_size, late_rounds=self.late_rounds or ALWAYS)
         return Pace(self.quorum, self.grace, self.ask_more, self.late_rounds)
@@ -167,6 +172,7 @@ class StrategyConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _can_be_attributed(self) -> Self:
+        """Raise ConfigError if attribution needs coefficients that the steps do not have."""
         if self.attribution == "off":
             return self
         words = f"'off' with strategy {self.strategy!r}, which gives no update a coefficient"
@@ -179,6 +185,7 @@ class StrategyConfig(SectionedSettings):
 
     @model_validator(mode="after")
     def _can_be_grouped(self) -> Self:
+        """Raise ConfigError for bucketing with a strategy that cannot weigh groups."""
         words = f"1 with strategy {self.strategy!r}, which weighs or remembers each client"
         fits = self.bucketing == 1 or takes_groups(self.strategy)
         require(fits, "bucketing", self.bucketing, words)
@@ -186,8 +193,8 @@ class StrategyConfig(SectionedSettings):
 
 
 def default_stages(strategy: str) -> list[Stage]:
-    """Return the stages that a strategy, by its name, has where it is given none."""
-    # What is no strategy is refused where it is checked.
+    """Return the stages that the strategy of this name has by default."""
+    # A name that is no strategy is refused elsewhere, by the check of the key `strategy`.
     kind = strategy_class(strategy) if strategy in STRATEGIES else None
     if kind is not None and issubclass(kind, ScreenedStrategy):
         return kind.default_stages()
@@ -195,20 +202,21 @@ def default_stages(strategy: str) -> list[Stage]:
 
 
 def tuned_settings(strategy: str, dataset: str) -> dict[str, Scalar]:
-    """Return what a strategy, by its name, has on a data set in place of its defaults, by key."""
-    # What is no strategy is refused where it is checked.
+    """Return, by key, the settings of the strategy of this name that differ on a data set."""
+    # A name that is no strategy is refused elsewhere, by the check of the key `strategy`.
     return tuned(STRATEGIES, strategy, dataset) if strategy in STRATEGIES else {}
 
 
 def default_clipping(strategy: str) -> float:
-    """Return what ``update-clipping = "auto"`` stands for with a strategy, by its name."""
+    """Return the value of ``update-clipping = "auto"`` for the strategy of this name."""
     return next((s.multiple for s in default_stages(strategy) if isinstance(s, Clip)), 0.0)
 
 
 def configured_bounds(strategy: str, clipping: float) -> list[Stage]:
-    """Return the bounds that ``update-clipping`` stands for with a strategy, by its name.
+    """Return the stages that ``update-clipping = clipping`` stands for.
 
-    A strategy that bounds steps by the loss does so where lengths are bounded.
+    They are a bound on the lengths of updates and, if the strategy of this name has one by default,
+    a bound on the validation loss. With a clipping of 0 there is neither.
     """
     if not clipping:
         return []
@@ -219,7 +227,12 @@ def configured_bounds(strategy: str, clipping: float) -> list[Stage]:
 def configured_stages(config: StrategyConfig, validation: Validation | None = None) -> list[Stage]:
     """Return the stages that the keys of a run config stand for, in their order.
 
-    ``validation`` is for a screen; ``None``: it takes the strategy's own.
+    Parameters
+    ----------
+    config : StrategyConfig
+        The settings.
+    validation : Validation, optional
+        Held-out data for a screen that takes some. ``None``: the screen uses the strategy's own.
     """
     malicious_fraction = config.assumed_malicious_fraction
     stages: list[Stage] = []
@@ -232,5 +245,5 @@ def configured_stages(config: StrategyConfig, validation: Validation | None = No
         stages.append(Bucketing(config.bucketing))
     stages += configured_bounds(config.strategy, config.update_clipping)
     stages.append(config.build("server_optimizer", Stage, {}))
-    # "off" is a plain Stage, which does nothing.
+    # The name "off" makes a plain Stage, which does nothing: it is left out.
     return [stage for stage in stages if type(stage) is not Stage]

@@ -1,4 +1,4 @@
-"""FedIF: weights from how far each update goes down the validation loss."""
+"""FedIF: weights from how far each update descends the validation loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedif_flower.valuation.ledger import Gamma
 
 
 class FedIF(ScoredStrategy):
-    r"""FedIF: aggregate by the influence of each client's update on the validation loss.
+    r"""FedIF: weigh by the influence of each client's update on the validation loss.
 
     .. math::
 
@@ -34,13 +34,17 @@ class FedIF(ScoredStrategy):
         w_t &= w_{t-1} + \sum_i p_i (w_i - w_{t-1}), \quad p_i = \Omega_i / \sum_j \Omega_j
             &&\text{aggregation}
 
+    with :math:`w_{t-1}` the global model that round t sends, :math:`w_i` the model that client i
+    sends back, :math:`\ell(w, D')` the loss of a model on the held-out set D', and
+    :math:`\Omega_i = 0` before client i's first round.
+
     Paper: *Lightweight and Robust Federated Data Valuation*.
 
     Parameters
     ----------
     validation : Validation or Valuation
-        The server's held-out set D' with model and loss; or how influence is measured on it, such
-        as ``InfluenceValuation(validation, weight_normalization=False)``.
+        The server's held-out set D' with model and loss. Or a valuation that measures influence on
+        it in another way, such as ``InfluenceValuation(validation, weight_normalization=False)``.
     gamma : float
         Rate of the smooth update, in (0, 1]; the paper: 0.3 (CIFAR-10), 0.4 (Fashion-MNIST).
     weighting : Weighting, optional
@@ -57,11 +61,11 @@ class FedIF(ScoredStrategy):
     """
 
     made_of = MappingProxyType({"weighting": FullWeighting, "validation": InfluenceValuation})
-    # What run configs take for it on a data set where nothing is said.
+    # By data set, the settings that a run config has if it does not set them.
     tuned: ClassVar[Mapping[str, Mapping[str, Scalar]]] = MappingProxyType(
         {"fashion-mnist": MappingProxyType({"gamma": 0.4})}
     )
-    reads_updates = False  # Products with the gradient are enough.
+    reads_updates = False  # The updates' products with the gradient, and their lengths, are enough.
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""FedProx [Li et al., 2020] on the screened base.
+"""FedProx [Li et al., 2020]: FedAvg with a proximal term in the clients' loss.
 
 Paper: https://arxiv.org/abs/1812.06127
 """
@@ -19,13 +19,14 @@ from fedif_flower.strategies.fedavg import FedAvg
 class FedProx(FedAvg):
     r"""FedAvg whose clients are asked to stay near the global model.
 
-    A client minimises :math:`\ell(w) + (\mu / 2) \lVert w - w_{t-1} \rVert^2`; it finds
-    :math:`\mu` under ``"proximal-mu"`` in its config, as with Flower's ``FedProx``.
+    A client minimises :math:`\ell(w) + (\mu / 2) \lVert w - w_{t-1} \rVert^2`, with
+    :math:`\ell` its own loss and :math:`w_{t-1}` the global model. It finds :math:`\mu` under
+    ``"proximal-mu"`` in its config, as with Flower's ``FedProx``.
 
     Parameters
     ----------
     proximal_mu : float
-        :math:`\mu`, >= 0; at 0 this is FedAvg.
+        The factor :math:`\mu` of the proximal term, >= 0; at 0 this is FedAvg.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -43,7 +44,7 @@ class FedProx(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Send mu along with the model."""
-        # A record of its own: the caller's may be another strategy's, too.
+        """Draw the round's clients, and return the messages that send them the model and mu."""
+        # A new record: the caller may use `config` for another strategy as well.
         instructions = ConfigRecord({**config, "proximal-mu": self.proximal_mu})
         return super().configure_train(server_round, arrays, instructions, grid)

@@ -1,4 +1,4 @@
-"""FedSV [Wang et al., 2020]: weights from the round's own Shapley values."""
+"""FedSV [Wang et al., 2020]: weights from the round's Shapley values alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from fedif_flower.valuation.shapley.valuation import SampledOrders
 
 
 class FedSV(ScoredStrategy):
-    """Weigh by the round's own Shapley values: AFedSV without smoothing, starting from 0.
+    """FedSV: weigh by the round's Shapley values alone, without smoothing.
 
     Paper: Wang et al., *A Principled Approach to Data Valuation for Federated Learning*, 2020.
 
-    The paper values clients and does not weigh by the values. Others who do so take their softmax.
-    Here min-max maps them to [0, 1], as for AFedSV: the two then differ in smoothing alone, and the
-    round's worst client has weight 0, unless values differ by no more than chance makes of equal
-    ones: then all weights are equal. By default 50 permutations are sampled, as in the paper; here
-    each random one comes with its reverse.
-    Parameters as in :class:`~fedif_flower.strategies.afedsv.AFedSV`; ``gamma`` is of no use.
+    The paper values clients, and does not weigh by the values. Other authors who weigh by them take
+    their softmax. Here min-max maps them to [0, 1], as in
+    :class:`~fedif_flower.strategies.afedsv.AFedSV`, so that the two differ in smoothing, and in the
+    estimator that they use by default. The round's worst client has weight 0. But if the values
+    differ by no more than the sampling makes equal values differ, all weights are equal. By default
+    50 permutations are sampled, as in the paper; here each random permutation is used together with
+    its reverse.
+
+    The parameters are those of :class:`~fedif_flower.strategies.afedsv.AFedSV` without
+    ``sampling``; ``gamma`` has no effect.
     """
 
     made_of = MappingProxyType({"weighting": None, "gamma": None, "validation": SampledOrders})

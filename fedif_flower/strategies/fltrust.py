@@ -1,4 +1,4 @@
-"""FLTrust [Cao et al., 2021]: trust in updates that agree with the server's own."""
+"""FLTrust [Cao et al., 2021]: weights from agreement with an update that the server trains."""
 
 from __future__ import annotations
 
@@ -30,25 +30,32 @@ logger = logging.getLogger(__name__)
 
 
 class RootTraining:
-    """Training on the server's own root data, as a client does on its own.
+    """The server's own training on its root data, done as a client trains on its data.
 
     Parameters
     ----------
     model : torch.nn.Module
-        What the server trains; it is copied.
+        The model that the server trains; it is copied.
     inputs, labels : Tensor
         The root data, as the model takes them: ``[n, ...]`` and ``[n]``. With a ``task``,
         ``inputs`` may be data of any kind, and ``labels`` ``None``.
     task : Task, optional
-        Says by which loss the server trains. Default: cross-entropy. Its ``transform`` is not
-        applied: pass ``task.transformed(data)`` where it has one.
+        The task whose loss the server trains with. Default: cross-entropy. The task's
+        ``transform`` is not applied: if it has one, pass ``task.transformed(data)``.
     training : TrainingConfig, optional
-        How it trains.
+        Epochs, batch size, learning rate and momentum. Default: ``TrainingConfig()``.
+
+    Attributes
+    ----------
+    parameter_names : list of str
+        The names of the model's trainable parameters.
+    tied_names : dict of str to str
+        From the second name of an array of the model (tied weights) to its first name.
 
     Raises
     ------
     ConfigError
-        If ``model`` is none, or the data are no tensors and there is no task.
+        If ``model`` is no module, or if the data are no tensors and there is no task.
     """
 
     def __init__(
@@ -75,22 +82,32 @@ class RootTraining:
         self._data: Any = pair or root_data
 
     def __repr__(self) -> str:
-        """Name the model, and not the data."""
+        """Return the class with the model's class, without the data."""
         return f"RootTraining({type(self.model).__name__})"
 
     def to(self, device: torch.device) -> None:
-        """Train on a device."""
+        """Move the model and the data to a device."""
         self.model.to(device)
         self._data = to_device(self._data, device)
 
     def update(
         self, params: Tensor, buffers: Mapping[str, Tensor], generator: torch.Generator
     ) -> Tensor:
-        """Return the update ``[d]`` that training from a model leads to."""
+        """Train from a model, and return the update ``[d]`` that this leads to.
+
+        Parameters
+        ----------
+        params : Tensor
+            ``[d]``: the trainable parameters to begin with.
+        buffers : mapping of str to Tensor
+            The model's other arrays, by name.
+        generator : torch.Generator
+            Draws the batches.
+        """
         named = dict(self.model.named_parameters())
         trained = [named[name] for name in self.parameter_names]
         start = params.to(trained[0].dtype)
-        # A copy: the parameters become views of it, and training writes into them.
+        # A copy, since the parameters become views of the vector, and training writes into them.
         nn.utils.vector_to_parameters(start.clone(), trained)
         state = self.model.state_dict()
         with torch.no_grad():
@@ -111,10 +128,24 @@ def root_training(
     training: TrainingConfig,
     validation: Validation,
 ) -> RootTraining:
-    """Return a run's own root training, whose loss allows for as many wrong labels.
+    """Return the RootTraining of a run, with a loss that is corrected for wrong labels.
 
-    The root data are the held-out set: what is found to be wrong there is wrong here. A task that
-    trains by a function of its own has no loss to correct, which the log says.
+    The root data are the held-out set of ``validation``, so that its label noise, if some was
+    found, is the root data's as well. A task with a ``train`` function of its own has no loss that
+    could be corrected: the log says so.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        The model that the server trains.
+    root_data : Data
+        The root data.
+    task : Task
+        The run's task.
+    training : TrainingConfig
+        How the server trains.
+    validation : Validation
+        Knows the label noise of the held-out set.
     """
     if is_noise(validation.noise) and not isinstance(task.loss, ForwardCorrected):
         if task.train is None:
@@ -129,23 +160,24 @@ def root_training(
 
 
 class FLTrust(ScreenedStrategy):
-    """FLTrust: the server trains on data of its own, and trusts updates that agree with its own.
+    """FLTrust: weigh by agreement with an update that the server trains on its own data.
 
     Paper: Cao et al., *FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping*,
-    NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`. Where
-    nobody is trusted, the model stays as it is. Buffers are averaged by trust.
+    NDSS 2021. Formula: :func:`~fedif_flower.aggregators.fltrust.fltrust_coefficients`. If no
+    client is trusted, the model stays as it is. Buffers are averaged by trust, since their changes
+    are not brought to the server's length.
 
     Parameters
     ----------
     root : RootTraining
-        The server's own training: model, root data, loss.
+        The server's own training: its model, root data and loss.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
     """
 
     made_of = MappingProxyType({"root": root_training})
-    sets_lengths = True
+    sets_lengths = True  # Its weights bring each update to the length of the server's own.
 
     def __init__(self, root: RootTraining, **base: Unpack[BaseArguments]) -> None:
         require_kind(self, "root", root, RootTraining)
@@ -159,17 +191,19 @@ class FLTrust(ScreenedStrategy):
         return array_shapes(self.root.model)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the coefficients ``[m]``; trust is both score and weight score."""
+        """Return the weights ``[m]``; a client's trust is both its score and its weight score."""
         generator = torch_generator("root-training", self.seed, updates.server_round)
         server_update = self.root.update(updates.global_params, updates.named_buffers, generator)
         coefficients, trust = fltrust_coefficients(updates.client_updates, server_update)
         trust = trust.cpu()
-        # What a stage leaves of an update is brought to the server's length, as the whole would be.
+        # A stage may shorten updates. The result has to have the server's length all the same, so
+        # the weights are divided by the factors with which they will be multiplied.
         shortening = updates.shortening
         weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)  # [m]
         shares = trust / trust.sum().clamp_min(1e-300)  # [m]
         lengths = updates.squared_norms.cpu().sqrt() * shortening
-        # Of those without trust too: how long their updates would have been used.
+        # Updates without trust have a rescaling, too: the one to the server's length. It tells how
+        # long they would have been.
         factors = float(server_update.norm()) / lengths.clamp_min(1e-300)
         to_server_length = torch.where(lengths > 0, factors, 1.0)
         rescaling = torch.where(weights > 0, weights / shares, to_server_length)

@@ -1,4 +1,4 @@
-"""Influence descent: weights that go down the validation loss, step by step."""
+"""Influence descent: weights that descend the validation loss of the new model, step by step."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger
 from fedif_flower.valuation.parts import missing_classes
 
-ENOUGH_EXAMPLES = 100  # docs/methods/influence-descent.md says what fewer cost.
+# With fewer validation examples a warning is logged (see docs/methods/influence-descent.md).
+ENOUGH_EXAMPLES = 100
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DescentSettings(CheckedFields):
-    """How a round of influence descent goes down the validation loss.
+    """How a round of influence descent descends the validation loss.
 
     Parameters
     ----------
     steps : int
-        Steps that are tried in a round, >= 1.
+        The number of descent steps that are tried in a round, >= 1.
     examples : int
-        How many examples of D' a round's descent looks at, >= 0, drawn anew for each round,
-        of each class in proportion to its share; 0: all of them.
+        The number of examples of D' that a round's descent uses, >= 0; 0: all of them. They are
+        drawn anew for each round, from each class in proportion to its share.
     relative : bool
-        Weigh members against each other alone: who shortens or lengthens the step, or repeats the
-        last one, gains no weight by it (see
+        Whether to weigh members only against each other. Then a member gains no weight by
+        shortening or lengthening the round's step, or by repeating the last one (see
         :func:`~fedif_flower.valuation.descent.descend_weights`).
     """
 
@@ -68,28 +69,32 @@ DEFAULT_DESCENT = DescentSettings()
 
 
 class InfluenceDescent(ScreenedStrategy):
-    r"""Descend the validation loss of the new model over the aggregation weights.
+    r"""Influence descent: choose weights that descend the validation loss of the new model.
 
-    .. math:: p = \frac{n_i}{\sum_j n_j}; \quad \text{repeat:} \quad
+    .. math:: p_i = \frac{n_i}{\sum_j n_j}; \quad \text{repeat:} \quad
               g = \nabla \ell\Big(w_{t-1} + \sum_i p_i u_i, D'\Big), \quad
               p_i \propto p_i e^{-\eta \max(d_i / \sigma, -2)}, \quad
               d_i = \langle u_i, g \rangle - \sum_j p_j \langle u_j, g \rangle
 
-    with :math:`\sigma^2 = \sum_j p_j d_j^2` and :math:`u_i` client i's update, shortened where
-    a stage says so. FedIF's influence is this slope at p = 0, before any update is
-    taken. Properties: :func:`~fedif_flower.valuation.descent.descend_weights`. Weights do not
-    depend on earlier rounds.
+    with :math:`n_i` client i's number of examples, :math:`p_i` its weight, :math:`u_i` its update
+    as the stages have shortened it, :math:`\ell(w, D')` the loss of the model w on the held-out set
+    D', :math:`w_{t-1}` the global model, :math:`\sigma^2 = \sum_j p_j d_j^2`, and :math:`\eta` the
+    step size, which is 1 at first and is halved after a step that would raise the loss. FedIF's
+    unnormalised influence is :math:`-\langle u_i, g \rangle` at p = 0, where g is the gradient at
+    the old model. Properties: :func:`~fedif_flower.valuation.descent.descend_weights`. Unless
+    ``descent.relative`` is set, weights do not depend on earlier rounds.
 
-    Scores are relative weights :math:`r_i = p_i \sum_j n_j / n_i`, 1 for a client that counts as
-    much as its examples say; weight scores are their running means,
-    :math:`\Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma r_i` from :math:`\Omega_i = 1`.
+    A client's score is its relative weight :math:`r_i = p_i \sum_j n_j / n_i`, which is 1 if it
+    counts as much as its share of the examples. Its weight score is the running mean of its scores,
+    :math:`\Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma r_i` from :math:`\Omega_i = 1`. Weight
+    scores do not enter the weights.
 
     Parameters
     ----------
     validation : Validation
         The server's held-out set D' with model and loss.
     descent : DescentSettings
-        How far and on what a round descends.
+        The descent's number of steps and of examples, and whether it is relative.
     gamma : float
         Rate of the weight scores' smooth update, in (0, 1].
     **base
@@ -114,44 +119,49 @@ class InfluenceDescent(ScreenedStrategy):
         super().__init__(**with_names_of(validation, base))
         self.validation = validation
         self.descent = descent
-        # Where weights are relative: the models ``[d]`` that rounds began with, the last one last.
+        # With relative weights: the last models ``[d]`` that rounds began with, at most three, each
+        # once and in their order. Otherwise empty.
         self._models: tuple[Tensor, ...] = ()
         self.ledger = ScoreLedger(gamma, initial=1.0)
         _warn_of(validation)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but the model needed to go on; where they count, models too."""
+        """Return all that a run needs to go on, except the global model.
+
+        With relative weights, the models of the last rounds are part of it.
+        """
         return super().state_dict() | {"models": list(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
         super().load_state_dict(state)
         models = state.get("models")
-        if models is None:  # Earlier versions kept two.
+        if models is None:  # Earlier versions saved the last two, under names of their own.
             models = [state.get("model_before"), state["last_model"]]
         self._models = tuple(model for model in models if model is not None)
 
     def take_back(self) -> None:
-        """Forget the step to the model that goes back, if a round has begun with that."""
+        """Forget the step to the model that is taken back, if a round has begun with that model."""
         if self._models and torch.equal(self._models[-1], self.model.vectors.params):
             self._models = self._models[:-1]
         super().take_back()
 
     def _last_step(self, params: Tensor) -> Tensor | None:
-        """Return the last step ``[d]`` that led to a model ``[d]``; ``None``: there was none.
+        """Remember the model ``params`` [d], and return the last step ``[d]``, which led to it.
 
-        A round that failed, or led nowhere, made no step: the one before it is the last.
+        ``None`` if no step is known. Rounds that failed or left the model where it was made no
+        step: they leave the model as it was remembered.
         """
         model = params.cpu().clone()
         if not self._models or not torch.equal(model, self._models[-1]):
-            # One more than a step needs, for where the last one is taken back.
+            # A step needs two models. A third one is kept in case the last model is taken back.
             self._models = (*self._models[-2:], model)
         if len(self._models) < 2:
             return None
         return params - self._models[-2].to(params)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the weights ``[m]`` that the descent ends with, and the losses on its way."""
+        """Return the weights ``[m]`` at which the descent ends, and the losses on its way."""
         last_step = self._last_step(updates.global_params) if self.descent.relative else None
         descent = descend_round(
             updates,
@@ -162,7 +172,7 @@ class InfluenceDescent(ScreenedStrategy):
             relative=self.descent.relative,
         )
         warn_of_zeros(updates, descent.slopes)
-        # A claim of next to nothing would make the score infinite, which fails the round.
+        # A client may claim next to no examples: its score would be infinite, and fail the round.
         examples = updates.num_examples.clamp_min(1e-9)
         scores = descent.weights * (examples.sum() / examples)
         return Aggregation(
@@ -174,7 +184,7 @@ class InfluenceDescent(ScreenedStrategy):
         )
 
     def _sample(self, server_round: int) -> Validation:
-        """Return the part of D' that the round's descent looks at."""
+        """Return the examples of D' that the round's descent uses."""
         if not self.descent.examples:
             return self.validation
         generator = torch_generator("descent", self.seed, server_round)
@@ -182,7 +192,7 @@ class InfluenceDescent(ScreenedStrategy):
 
 
 def _warn_of(validation: Validation) -> None:
-    """Say what the weights cannot learn from a validation set."""
+    """Warn of a validation set that is too small, or lacks classes, for weights to be good."""
     if validation.num_examples < ENOUGH_EXAMPLES:
         logger.warning(
             "influence descent: %d validation examples are few; weights may fit them alone",

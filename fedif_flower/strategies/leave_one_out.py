@@ -1,4 +1,4 @@
-"""Weights from smoothed leave-one-out values."""
+"""Leave-one-out: weights from smoothed leave-one-out values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ LEAVE_ONE_OUT = partial(ShapleyValuation, estimator="leave-one-out", num_samples
 
 
 class LeaveOneOut(ScoredStrategy):
-    r"""Weigh by smoothed leave-one-out values, from 0.
+    r"""Leave-one-out: weigh by how much worse the round's mean model is without each client.
 
-    .. math:: u(S_t) - u(S_t \setminus i)
+    .. math:: \phi_i = u(S_t) - u(S_t \setminus i)
 
-    It takes m + 1 evaluations per round, the fewest of all valuations by coalitions. Clients that
-    can replace each other all get 0. Parameters as in
-    :class:`~fedif_flower.strategies.afedsv.AFedSV`.
+    with :math:`S_t` the m clients of round t, and u(C) the utility of the mean of the models of the
+    clients C, by default the accuracy on the held-out set (see
+    :class:`~fedif_flower.valuation.shapley.valuation.ShapleyValuation`). The values are mapped to
+    [0, 1] within the round and smoothed over rounds, starting from 0. A round takes m + 1
+    evaluations, the fewest of all valuations by coalitions. Clients that can replace each other all
+    have the value 0. The parameters are those of
+    :class:`~fedif_flower.strategies.afedsv.AFedSV` without ``sampling``. If ``validation`` is a
+    ShapleyValuation, its estimator is replaced by leave-one-out.
     """
 
     made_of = MappingProxyType(
@@ -43,6 +48,6 @@ class LeaveOneOut(ScoredStrategy):
     ) -> None:
         shapley = valuation_on(self, validation, partial(LEAVE_ONE_OUT, seed=seed_of(base)))
         if isinstance(shapley, ShapleyValuation):
-            # Whatever estimator it was given with.
+            # The valuation that was given may have another estimator: this strategy's is fixed.
             shapley = replace(shapley, estimator="leave-one-out")
         super().__init__(shapley, gamma=gamma, weighting=weighting, **base)

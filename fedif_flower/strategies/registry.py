@@ -1,4 +1,4 @@
-"""Strategies by the name that ``strategy = "..."`` takes: one line each."""
+"""The strategies by the names that the run config's key ``strategy`` takes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from fedif_flower.valuation import Validation
 
 @dataclass(frozen=True)
 class StrategyParts:
-    """What a strategy may be built from, beside its own settings."""
+    """The objects of a run that are offered to a strategy's constructor, besides its settings."""
 
     num_clients: int
-    clients_per_round: int  # With how few replies a round may close.
+    clients_per_round: int  # The smallest number of replies with which a round may close.
     malicious_fraction: float
     seed: int
     training: TrainingConfig
@@ -39,14 +39,15 @@ class StrategyParts:
     task: Task
     root_data: Data
     is_malicious: Callable[[ClientNode], bool]
-    base: BaseArguments
+    base: BaseArguments  # Stages, callbacks, setup and Flower's arguments.
 
 
-# A constructor can have these beside its settings; ``parts`` is all of them, for a function.
+# The names that a constructor's parameter may have to get that part. ``parts`` is the whole
+# StrategyParts, for a function that builds a strategy.
 OFFERED = (*(part.name for part in fields(StrategyParts)), "parts")
 
 
-# Each is imported when it is named.
+# The module is imported only if its name is used.
 _BUILT_IN: Mapping[str, str] = {
     "fedif": "strategies:FedIF",
     "fedavg": "strategies:FedAvg",
@@ -83,9 +84,9 @@ STRATEGIES = Registry(
 
 
 def strategy_class(name: str) -> type | None:
-    """Return the class that a name stands for: a strategy's or a rule's; ``None``: a function.
+    """Return the class of a strategy or rule that a name stands for; ``None`` for a function.
 
-    What is not built in is imported.
+    It imports the module of the class.
     """
     maker = STRATEGIES[name]
     function = maker.func if isinstance(maker, partial) else maker
@@ -93,9 +94,9 @@ def strategy_class(name: str) -> type | None:
 
 
 def gives_coefficients(name: str) -> bool:
-    """Tell whether updates have coefficients in a strategy's step: else nothing is attributed.
+    """Tell whether a strategy's step is a sum of updates times coefficients, as attribution needs.
 
-    Of a function that returns a strategy it is not known before it is called: ``True``.
+    For a function that returns a strategy this is not known before it is called: ``True``.
     """
     kind = strategy_class(name)
     if kind is None:
@@ -106,10 +107,10 @@ def gives_coefficients(name: str) -> bool:
 
 
 def takes_groups(name: str) -> bool:
-    """Tell whether a strategy may be given the means of groups for clients.
+    """Tell whether a strategy can weigh the means of groups in place of single clients.
 
-    Of a function, and of a class that brings a robust rule of its own, it is not known before it is
-    called: ``True``.
+    For a function, and for a subclass of RobustRule, which makes its rule itself, this is not known
+    before it is called: ``True``.
     """
     kind = strategy_class(name)
     if kind is None or issubclass(kind, RobustRule):
@@ -122,26 +123,29 @@ def takes_groups(name: str) -> bool:
 def build_named(
     name: str, parts: StrategyParts, settings: Mapping[str, Any] = MappingProxyType({})
 ) -> ScreenedStrategy:
-    """Return the strategy that a name stands for.
+    """Build the strategy that a name stands for.
 
-    Classes and functions get those of the parts and settings that they name. A robust rule, which
-    is a callable that is no strategy, is wrapped in a :class:`RobustRule`.
+    The class or function behind the name is called with the parts and settings that its parameters
+    name. If the result is a robust rule (any callable that is no strategy), it is wrapped in a
+    :class:`RobustRule`.
 
     Parameters
     ----------
     name : str
-        As in ``strategy = "fedif"``.
+        The name, as in ``strategy = "fedif"``.
     parts : StrategyParts
-        What it may be built from.
+        The parts that are offered.
     settings : mapping
-        Its own settings, by the names of its constructor's arguments.
+        The strategy's own settings, by the names of its constructor's arguments.
 
     Raises
     ------
     ConfigError
-        If it needs something else, or is none of these.
+        If the constructor needs an argument that is not offered, or if the result is neither a
+        strategy nor a rule.
     """
     maker = STRATEGIES[name]
+    # A rule's constructor does not take the base's arguments: RobustRule gets them below.
     screens = not isinstance(maker, type) or issubclass(maker, ScreenedStrategy)
     offered = {**vars(parts), "parts": parts}
     base = parts.base if screens else {}

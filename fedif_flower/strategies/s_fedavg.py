@@ -1,4 +1,4 @@
-"""S-FedAvg [Nagalapatti and Narayanam, 2021]: clients drawn by their relevance."""
+"""S-FedAvg [Nagalapatti and Narayanam, 2021]: clients are drawn by their relevance."""
 
 from __future__ import annotations
 
@@ -24,17 +24,19 @@ from fedif_flower.valuation.ledger import ScoreLedger
 from fedif_flower.valuation.shapley.valuation import SampledOrders
 
 logger = logging.getLogger(__name__)
-_LEAST_CHANCE = 1e-12  # Of being drawn.
+_LEAST_CHANCE = 1e-12  # The least probability with which a client is drawn, before normalisation.
 
 
 class SFedAvg(ScreenedStrategy):
-    r"""S-FedAvg: draw clients by their relevance, average those drawn as FedAvg does.
+    r"""S-FedAvg: draw clients by their relevance, and weigh those drawn as FedAvg does.
 
     .. math:: \varphi_k \leftarrow \alpha \varphi_k + (1 - \alpha) s_k, \qquad
               P(k) = e^{\varphi_k} / \sum_j e^{\varphi_j}
 
-    with :math:`s_k` the round's Shapley value of client k (in units of the utility),
-    :math:`\varphi_k = 1 / K` at the start and K the clients that the first round draws from.
+    with :math:`\varphi_k` client k's relevance, :math:`P(k)` the probability with which it is
+    drawn, and :math:`s_k` its Shapley value in the round (in units of the utility; if it is not
+    drawn, its relevance stays). At the start :math:`\varphi_k = 1 / K`, with K the number of
+    clients from which the first round draws.
 
     Paper: Nagalapatti and Narayanam, *Game of Gradients: Mitigating Irrelevant Clients in
     Federated Learning*, AAAI 2021.
@@ -42,10 +44,10 @@ class SFedAvg(ScreenedStrategy):
     Parameters
     ----------
     validation : Validation or Valuation
-        The server's held-out set D' with model and loss; or how Shapley values are estimated on it.
-        Default: 50 permutations, of the accuracy.
+        The server's held-out set D' with model and loss. Shapley values of the accuracy are then
+        estimated on it, by 50 permutations. Or a valuation that estimates them otherwise.
     alpha : float
-        Share of the old relevance that stays, in [0, 1).
+        The share :math:`\alpha` of the old relevance that stays, in [0, 1).
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -71,7 +73,7 @@ class SFedAvg(ScreenedStrategy):
         self.ledger = ScoreLedger(1.0 - alpha)
 
     def summary(self) -> None:
-        """Log every setting, and that there is nothing to draw where all are asked."""
+        """Log every setting; warn if all clients are drawn, so that relevance has no effect."""
         super().summary()
         if self.fraction_train >= 1:
             logger.warning(
@@ -82,24 +84,25 @@ class SFedAvg(ScreenedStrategy):
 
     @property
     def draws_by_itself(self) -> bool:
-        """Whether a subclass decides how many are drawn; relevance only decides who."""
+        """Whether a subclass may draw another number of clients; relevance does not change it."""
         return type(self).select is not SFedAvg.select
 
     def require_members(self, count: int) -> None:
-        """Raise ConfigError where so many members cannot be valued."""
+        """Raise ConfigError if the valuation cannot value ``count`` members."""
         require_few_enough(self.valuation, count)
 
     def select(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
-        """Draw clients with probability softmax(relevance)."""
+        """Draw clients with the probabilities softmax(relevance)."""
         if server_round == 1:
             self.ledger.initial = 1.0 / len(nodes)
         relevance = self.ledger.scores_of([node.client_id for node in nodes])
-        # One absurd value must not leave the others without any chance: too few could be drawn.
+        # With one huge relevance all other probabilities would round to 0, and fewer clients could
+        # be drawn than a round needs.
         chances = relevance.softmax(dim=0).clamp_min(_LEAST_CHANCE)
         return self.draw(nodes, server_round, (chances / chances.sum()).numpy())
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return FedAvg's weights ``[m]``; the Shapley values only move the relevance."""
+        """Return FedAvg's weights ``[m]``; the Shapley values change only the relevance."""
         scores = finite_scores(self.valuation, updates)
         return Aggregation(
             weights=updates.num_examples / updates.num_examples.sum(),

@@ -1,4 +1,4 @@
-"""Strategies that aggregate by smoothed scores: any valuation, one ledger of weight scores."""
+"""The base of strategies that weigh by smoothed scores, from any valuation."""
 
 from __future__ import annotations
 
@@ -31,25 +31,33 @@ RoundNormalization = Annotated[bool, _NORMALIZATION]
 
 @dataclass(frozen=True)
 class Weighting(CheckedFields):
-    r"""How scores become weights; what is ``None`` is as the strategy itself has it.
+    r"""How a round's scores become weights; for a field that is ``None``, as the strategy itself.
+
+    The scores of a round, :math:`\Phi`, are mapped to [0, 1], which gives :math:`\Psi`. These are
+    smoothed over rounds, which gives the weight scores :math:`\Omega`. Weights are proportional to
+    the weight scores.
 
     Parameters
     ----------
     initial : float, optional
-        Weight score :math:`\Omega` of a client never seen, >= 0. Default: 0; AFedSV's 0.5.
+        The weight score :math:`\Omega` of a client never seen, >= 0. Default: 0; for AFedSV 0.5.
     round_normalization : bool, optional
-        ``False``: :math:`\Psi = \Phi`. Default: ``True``; ShapFed's ``False``.
+        Whether scores are mapped to [0, 1]; if not, :math:`\Psi = \Phi`. Default: ``True``; for
+        ShapFed ``False``.
     smooth_update : bool, optional
-        ``False``: :math:`\Omega = \Psi`. Default: ``True``; FedSV's ``False``.
+        Whether scores are smoothed over rounds; if not, :math:`\Omega = \Psi`. Default: ``True``;
+        for FedSV ``False``.
     bias_correction : bool
-        A client of few rounds is not held down by them (see
+        Whether the part of a weight score that is left of ``initial`` is taken out, so that it does
+        not hold down a client of few rounds (see
         :class:`~fedif_flower.valuation.ledger.ScoreLedger`).
     weight_scope : str
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
         :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
     num_clients : int, optional
-        K for ``"population"``, or every node seen so far, where they are more. Default: those.
+        The number K of clients for ``"population"``. Default, and the least that counts: the number
+        of nodes seen so far.
     """
 
     made_of: ClassVar[Mapping[str, None]] = MappingProxyType({"initial": None})
@@ -73,7 +81,7 @@ class Weighting(CheckedFields):
     num_clients: int | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
+        """Raise ConfigError if a field is out of range."""
         super().__post_init__()
         fits = self.num_clients is None or is_count(self.num_clients, 1)
         require(fits, "num_clients", self.num_clients, "an integer >= 1")
@@ -81,40 +89,43 @@ class Weighting(CheckedFields):
 
 @dataclass(frozen=True)
 class FullWeighting(Weighting):
-    """How a strategy's scores become weights where nothing else is said: FedIF's and others'."""
+    """A Weighting without ``None``: a strategy's own default, with the values that FedIF has."""
 
     initial: float = 0.0
     round_normalization: RoundNormalization = True
     smooth_update: Annotated[bool, _SMOOTH_UPDATE] = True
 
     def changed_by(self, weighting: Weighting) -> Self:
-        """Return this one with all that another says."""
+        """Return a copy with all fields of ``weighting`` that are not ``None``."""
         said = {name: value for name, value in vars(weighting).items() if value is not None}
         return replace(self, **said)
 
 
 def bounds() -> list[Stage]:
-    """Return bounds on lengths and on the validation loss, for strategies that are given none."""
+    """Return the default stages: a bound on updates' lengths, and one on the validation loss."""
     return [Clip(2.0), LossBound()]
 
 
 class ScoredStrategy(ScreenedStrategy):
-    r"""Score a round's clients, smooth the scores over rounds, aggregate by them.
+    r"""Score a round's clients, smooth the scores over rounds, and weigh by them.
 
     .. math:: \Psi = \mathrm{minmax}(\Phi), \quad
               \Omega_i \leftarrow (1 - \gamma) \Omega_i + \gamma \Psi_i, \quad
               p_i = \Omega_i / \sum_{j \in S_t} \Omega_j
 
+    with :math:`\Phi` the scores of the round's clients :math:`S_t`, :math:`\Psi` the same mapped to
+    [0, 1], :math:`\Omega_i` client i's weight score and :math:`p_i` its weight.
+
     Parameters
     ----------
     validation : Valuation
-        Gives the raw scores :math:`\Phi` of a round's clients. Strategies with a valuation of
-        their own, such as FedIF, make it of a Validation.
+        Gives the scores :math:`\Phi` of a round's clients. Subclasses with a valuation of their
+        own, such as FedIF, also take a Validation, on which they make it.
     gamma : float
         Rate of the smooth update, in (0, 1].
     weighting : Weighting, optional
-        How scores become weights. Default: :attr:`default_weighting`, the paper's, which also has
-        what a given one leaves out.
+        How scores become weights. Default: :attr:`default_weighting`, which is the paper's. It also
+        replaces the fields of a given Weighting that are ``None``.
     **base
         ``stages``, ``callbacks``, ``setup`` and Flower's arguments (see
         :class:`~fedif_flower.server.loop.ScreenedStrategy`).
@@ -124,7 +135,7 @@ class ScoredStrategy(ScreenedStrategy):
     default_weighting: Weighting = FullWeighting()
     default_stages = staticmethod(bounds)
     ledger: ScoreLedger
-    _warned_of_two = False
+    _warned_of_two = False  # Whether the log has warned of min-max in a round of two.
 
     def __init__(
         self,
@@ -151,12 +162,12 @@ class ScoredStrategy(ScreenedStrategy):
 
     @property
     def chance(self) -> float | None:
-        """The chance with which each client takes part in a round; ``None``: m of K do."""
+        """The probability with which each client is drawn; ``None`` if m of K clients are drawn."""
         return None
 
     @property
     def scoring(self) -> Scoring:
-        """How the weight scores come about."""
+        """How weight scores follow from a round's scores."""
         return Scoring.of(self.ledger, min_max=self.weighting.round_normalization)
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
@@ -164,11 +175,11 @@ class ScoredStrategy(ScreenedStrategy):
         self.valuation.prepare(params, buffers)
 
     def require_members(self, count: int) -> None:
-        """Raise ConfigError where so many members cannot be valued."""
+        """Raise ConfigError if the valuation cannot value ``count`` members."""
         require_few_enough(self.valuation, count)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return weights ``[m]`` and the scores behind them."""
+        """Return the weights ``[m]`` of a round's clients, and the scores behind them."""
         scores = finite_scores(self.valuation, updates)  # Phi [m]
         normalized = self.normalize(scores, updates.server_round)  # Psi [m]
         weight_scores = self.ledger.update(updates.client_ids, normalized)  # Omega [m]
@@ -182,7 +193,7 @@ class ScoredStrategy(ScreenedStrategy):
         )
 
     def normalize(self, scores: Scores, server_round: int) -> Tensor:
-        """Return a round's scores ``[m]`` mapped to [0, 1]; as they are where that is off."""
+        """Return a round's scores ``[m]`` mapped to [0, 1], or as they are if that is off."""
         if not self.weighting.round_normalization:
             return scores.values
         normalized = min_max(scores.values, scores.resolution)
@@ -197,14 +208,17 @@ class ScoredStrategy(ScreenedStrategy):
         return self.ledger.weights(client_ids)
 
     def accumulate(self, scores: Scores, updates: RoundUpdates) -> Tensor | None:
-        """Return the accumulative influence INF ``[m]``; ``None`` where scores are none."""
+        """Add the round's influences up; return each client's accumulative influence INF ``[m]``.
+
+        ``None`` if the valuation's scores are no influences.
+        """
         if scores.influences is None:
             return None
         warn_of_zeros(updates, scores.influences)
         return self.ledger.accumulate(updates.client_ids, scores.influences)
 
     def _warn_of_two(self, server_round: int, normalized: Tensor) -> None:
-        """Say once that min-max leaves one of two members nothing, however close they are."""
+        """Warn once that min-max gives one of two members 0, however close their scores are."""
         if self._warned_of_two or len(normalized) != 2 or bool(normalized.all()):
             return
         self._warned_of_two = True
@@ -217,7 +231,7 @@ class ScoredStrategy(ScreenedStrategy):
 
 
 def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
-    """Tell the log of a round whose influences ``[m]`` are all exactly 0: it parts nobody."""
+    """Warn of a round whose influences ``[m]`` are all exactly 0, so that they rank no client."""
     if bool(influences.any()):
         return
     reason = "the gradient of the validation loss is 0 along each of them"
@@ -228,18 +242,18 @@ def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
 
 
 def require_few_enough(valuation: Valuation, count: int) -> None:
-    """Raise ConfigError where a valuation that says so is of fewer members than ``count``."""
+    """Raise ConfigError if a valuation has a limit of members, and ``count`` exceeds it."""
     if hasattr(valuation, "require_members"):
         valuation.require_members(count)
 
 
 def finite_scores(valuation: Valuation, updates: RoundUpdates) -> Scores:
-    """Return a round's scores, float64; what is not finite is the least of the others.
+    """Return a round's scores ``[m]`` in float64; one that is not finite becomes the least other.
 
     Raises
     ------
     ValuationError
-        If they are no scores, not one of each client, or none is finite.
+        If the valuation returns no Scores, not one score for each client, or none that is finite.
     """
     scores = valuation.score(updates)
     name = type(valuation).__name__
@@ -253,7 +267,7 @@ def finite_scores(valuation: Valuation, updates: RoundUpdates) -> Scores:
     if values.shape != (num_clients,) or not bool(finite.any()):
         words = f"the scores {values.tolist()}; expected a number for each of {num_clients} clients"
         raise ValuationError(f"{name} gives {words}")
-    # A client can make its own score no number: others keep theirs.
+    # A client can make its own score NaN or infinite. That must not fail the round for the others.
     return replace(scores, values=values.where(finite, values[finite].min()))
 
 
@@ -262,21 +276,21 @@ def valuation_on(
     validation: Validation | Valuation,
     value: Callable[[Validation], Valuation],
 ) -> Valuation:
-    """Return the valuation that a strategy was given, or its own on a validation set.
+    """Return the valuation that a strategy was given, or its own one on a validation set.
 
     Parameters
     ----------
     strategy : ScreenedStrategy
-        For errors.
+        The strategy, for errors.
     validation : Validation or Valuation
-        What it was given.
+        The strategy's argument ``validation``.
     value : callable
-        Returns the strategy's own valuation on a validation set.
+        Makes the strategy's own valuation of a validation set.
 
     Raises
     ------
     ConfigError
-        If it was given something else.
+        If ``validation`` is neither of the two.
     """
     require_kind(strategy, "validation", validation, Validation, Valuation)
     if isinstance(validation, Validation):

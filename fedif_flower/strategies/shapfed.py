@@ -20,17 +20,20 @@ from fedif_flower.valuation.shapfed import shapfed_contributions
 
 
 class ShapFedValuation:
-    """Agreement of each client's last layer with the aggregate's, class by class.
+    """Scores each client by how well its last layer's update agrees with the aggregate's.
+
+    The agreement is the cosine of the two for each class, averaged over the classes. Formula:
+    :func:`~fedif_flower.valuation.shapfed.shapfed_contributions`.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Tells where the last layer lies: its last trainable parameter of two dimensions,
-        ``[classes, features]``. That is the one that is registered last: a module defines its head
+        A copy of the model that is trained. The last layer is its last trainable parameter of two
+        dimensions, ``[classes, features]``, in the order of registration: a module defines its head
         after its body.
     """
 
-    validation = None  # There is no validation set: steps are bounded by their lengths alone.
+    validation = None  # There is no validation set, so that no stage can bound the loss.
 
     def __init__(self, model: nn.Module) -> None:
         self.parameter_names = trainable_names(model)
@@ -41,19 +44,19 @@ class ShapFedValuation:
         """Do nothing: there is no validation set to look at."""
 
     def score(self, updates: RoundUpdates) -> Scores:
-        """Return mean cosines ``[m]``, in [-1, 1]."""
+        """Return each client's mean cosine over the classes, ``[m]``, in [-1, 1]."""
         layer = updates.client_updates[:, self._layer.weight].view(-1, *self._layer.shape)
-        # In the aggregate an update is as long as stages let it be: one that is far longer than
-        # the others would else be what all are compared with.
+        # The aggregate is made of updates as the stages shorten them. Otherwise one update that is
+        # far longer than the others would make up most of it, and all would be compared with that.
         weights = updates.num_examples * updates.shortening
         values = shapfed_contributions(layer, weights.to(layer.device))
-        # In float64: of rounding there is that of the updates themselves.
+        # The cosines are computed in float64: the rounding that counts is that of the updates.
         return Scores(values.cpu(), resolution=4 * torch.finfo(layer.dtype).eps)
 
 
 @dataclass(frozen=True)
 class CosineWeighting(FullWeighting):
-    """How cosines become weights: as they are, since they have a scale of their own."""
+    """A Weighting that does not map cosines to [0, 1], since they have a scale of their own."""
 
     round_normalization: RoundNormalization = False
 
@@ -63,16 +66,21 @@ class ShapFed(ScoredStrategy):
 
     Paper: Tastan et al., *Redefining Contributions: Shapley-Driven Federated Learning*, 2024.
 
-    Its authors' code differs: it joins each class's bias to its row and compares models, not
-    updates; the aggregate that clients are compared with has the weights of the round before (the
-    first round's are equal), where here it has the shares of examples, of updates that stages have
-    shortened; a client's first value is taken whole, where here weight scores start at 0; it keeps
-    0.95 of the old value, and sends every client a model of its own, here all receive the same one.
+    The code of its authors differs from this strategy:
+
+    - It joins each class's bias to the class's row of the last layer, and compares models. Here
+      updates are compared, without the bias.
+    - It compares clients with an aggregate by the weights of the round before (equal ones in the
+      first round). Here the aggregate is that of the updates as stages have shortened them, by the
+      shares of examples.
+    - It takes a client's first value whole. Here weight scores start at 0.
+    - It keeps 0.95 of the old value. Here the default is ``1 - gamma`` = 0.5.
+    - It sends every client a model of its own. Here all clients receive the same model.
 
     Parameters
     ----------
     model : torch.nn.Module
-        See :class:`ShapFedValuation`.
+        A copy of the model that is trained (see :class:`ShapFedValuation`).
     gamma : float
         Rate of the smooth update, in (0, 1].
     **base
@@ -92,7 +100,7 @@ class ShapFed(ScoredStrategy):
 
     @classmethod
     def default_stages(cls) -> list[Stage]:
-        """Return a bound on lengths: there is no validation set."""
+        """Return a bound on lengths alone: without a validation set none can be set on the loss."""
         return [Clip(2.0)]
 
     @property
