@@ -1,7 +1,7 @@
 """The command ``fedif``: federations on this machine, and reports on them.
 
-PyTorch, Flower and Ray take seconds to import: each command imports what it uses, and ``--help``
-none of them.
+PyTorch, Flower and Ray take seconds to import. So each command imports only what it uses, and
+``--help`` imports none of them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 
 @dataclass
 class Door:
-    """Which parts the federations of a command line have; a door that has more says so by name.
+    """Which parts the federations of this command line have.
+
+    A package that extends the command line sets the names of its own parts in :data:`door`.
 
     Attributes
     ----------
     parts : str
-        ``module:function`` that returns the parts of a run; empty: the library's own.
+        ``module:function`` that returns the parts of a run; empty: the library's own parts.
     client_parts : str
-        The same of clients.
+        ``module:function`` that returns the parts of a client; empty: there are none.
     """
 
     parts: str = ""
@@ -97,7 +99,7 @@ def run(
 
     Exit status 0: complete, perhaps with gaps; 1: an error; 3: incomplete.
     """
-    # First: what is wrong with a setting is said before anything slow is imported.
+    # First, so that a wrong setting is reported before anything slow is imported.
     parsed = parse_config(config, {"num-clients": clients, "output-dir": output_dir})
     from rich.progress import Progress
 
@@ -109,7 +111,7 @@ def run(
         rounds = bar.add_task("starting Ray", total=parsed.num_server_rounds)
 
         def show(row: Round) -> None:
-            """Move the bar; without a terminal, print a line."""
+            """Move the progress bar; if there is no terminal, print a line."""
             line = f"round {row.round}/{parsed.num_server_rounds} {row.headline}".rstrip()
             bar.update(rounds, completed=row.round, description=line)
             if bar.disable:
@@ -159,7 +161,7 @@ def show(
         str | None, typer.Option(help="what the picture shows: members (as usual), rounds")
     ] = None,
 ) -> None:
-    """Show a run's figures and its members, complete or not."""
+    """Show a run's figures and its members; the run need not be complete."""
     require_directories([run_dir])
     if of is not None and picture is None:
         raise ConfigError(f"of = {of!r}; allowed: with --picture, of which it says what is drawn")
@@ -168,7 +170,8 @@ def show(
     from fedif_flower.run.results import load
 
     console = Console()
-    # What is wrong with the output is not the run's: it is written behind.
+    # The output is captured here and written afterwards: an error in writing it is no fault of the
+    # run's records.
     with (
         console.capture() as shown,
         refused_as(ConfigError, f"{run_dir} holds no run that can be read"),
@@ -204,7 +207,7 @@ def check_validation(
 ) -> None:
     """Say how many held-out labels look wrong, which classes are missing, what is there twice.
 
-    The task is that of the run config; nobody is asked.
+    The run config names the task; no client is asked.
     """
     parsed = parse_config(config, {})
     from fedif_flower.run.held_out import examine
@@ -232,7 +235,7 @@ def check_validation(
 
 
 def main() -> None:
-    """Run the command line; an error of ours, or a file of others, is a line, no traceback."""
+    """Run the command line; an error of this package or of a file is a line, not a traceback."""
 
     def with_logs() -> None:
         show_logs()
@@ -242,7 +245,7 @@ def main() -> None:
 
 
 def end_by_a_line(command: Callable[[], object]) -> None:
-    """Carry out a command; an error of ours, or a file of others, is a line, no traceback."""
+    """Carry out a command; an error of this package or of a file is a line, not a traceback."""
     try:
         command()
     except (FedIFError, OSError) as error:
@@ -252,14 +255,25 @@ def end_by_a_line(command: Callable[[], object]) -> None:
 
 
 def require_directories(directories: list[Path]) -> None:
-    """Raise ConfigError if one of them is no directory."""
+    """Raise ConfigError if one of the paths is no directory."""
     for directory in directories:
         if not directory.is_dir():
             raise ConfigError(f"{str(directory)!r} is no directory")
 
 
 def parse_config(config: list[str] | None, options: Mapping[str, int | Path | None]) -> RunConfig:
-    """Return the defaults with what was given; paths do not depend on the working directory."""
+    """Return the settings that a command was given; all others have their defaults.
+
+    ``output-dir`` becomes an absolute path, so that it does not depend on the working directory.
+
+    Parameters
+    ----------
+    config : list of str, optional
+        Texts of ``KEY=VALUE`` pairs; where two have the same key, the later one counts.
+    options : mapping
+        Values of the command's own options, by run-config key; they count more than ``config``.
+        ``None``: the option was not given.
+    """
     from fedif_flower.run.config import RunConfig
     from fedif_flower.settings import parse_overrides
 

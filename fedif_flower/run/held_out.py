@@ -170,7 +170,7 @@ class KeptHeldOut(Kept):
 class Witness(Callback):
     """Measures in each round the share of held-out labels that the global model contradicts.
 
-    A model contradicts a label if it gives other classes a probability above 0.9. The run decides
+    A model contradicts a label if it gives another class a probability above 0.9. The run decides
     nothing by the share, since attackers who poison the model can move it.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Where the package's log goes: the entry points (apps and commands) show it on standard error.
+"""Where the package's log goes: the doors (apps and commands) show it on standard error.
 
 Every module logs to a child of one logger, ``fedif_flower``. Importing the library configures no
 logging: in a user's own program, Python prints the library's warnings, and the user's logging

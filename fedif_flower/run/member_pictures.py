@@ -1,4 +1,4 @@
-"""Pictures of a run's members: a bar for each, or a line over the rounds."""
+"""Pictures of a run's members: a bar for each, and what each had in each round."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from fedif_flower.run.palette import HONEST, MALICIOUS
 from fedif_flower.run.plots import dress, new_figure, save_figure
 from fedif_flower.run.rows import Line
 
-_MOST_BARS = 40  # Members that a picture has room for.
+_MOST_BARS = 40  # A picture has room for so many members.
 _LABELS = {"contribution": "decrease of the validation loss", "weight_score": "weight score"}
 
 
 def bar_column(members: Sequence[Member]) -> str | None:
-    """Return what bars are drawn of: contributions, else weight scores; ``None``: neither."""
+    """Return the column of members that bars show: contributions, else weight scores.
+
+    ``None``: no member has either.
+    """
     for column in _LABELS:
         if any(getattr(member, column) is not None for member in members):
             return column
@@ -27,27 +30,27 @@ def bar_column(members: Sequence[Member]) -> str | None:
 
 
 def plot_bars(members: Sequence[Member], path: Path, *, title: str, interval: str) -> None:
-    """Draw what members contributed, with their intervals; else their weight scores.
+    """Draw a bar for each member: its contribution, with the interval, or else its weight score.
 
     Parameters
     ----------
     members : sequence of Member
-        One at least has either.
+        At least one has a contribution or a weight score.
     path : Path
-        The picture.
+        The PNG file.
     title : str
-        Of the picture.
+        The title of the picture.
     interval : str
-        What the intervals are about.
+        What the intervals are about, in words.
     """
     column = bar_column(members)
-    assert column is not None  # callers have made sure
+    assert column is not None  # Callers have made sure.
     xlabel = _LABELS[column]
     shown = [member for member in members if getattr(member, column) is not None]
     if len(shown) > _MOST_BARS:
         title += f"\nthe first {_MOST_BARS} of {len(shown)} members"
         shown = shown[:_MOST_BARS]
-    shown.reverse()  # Bars are drawn from below, and the first member is to be at the top.
+    shown.reverse()  # Bars are drawn from below, so that the first member is now at the top.
     figure = new_figure(height=1.2 + 0.25 * len(shown))
     axes = figure.subplots()
     values = np.array([getattr(member, column) for member in shown])
@@ -65,7 +68,11 @@ def plot_bars(members: Sequence[Member], path: Path, *, title: str, interval: st
 
 
 def series_of_rounds(lines: Iterable[Line]) -> dict[str, dict[int, list[tuple[int, float]]]]:
-    """Return members' influences and weights over the rounds; what nobody has is left out."""
+    """Return the members' influences and weights over the rounds.
+
+    The result has ``"influence"`` and ``"weight"``, each if a member has one; both hold pairs of
+    round and value by client id.
+    """
     influences: dict[int, list[tuple[int, float]]] = {}
     weights: dict[int, list[tuple[int, float]]] = {}
     for line in lines:
@@ -89,10 +96,13 @@ def _name_in_picture(member: Member) -> str:
 
 
 def _error_bars(members: Sequence[Member], values: NDArray[np.float64]) -> Any:
-    """Return how far intervals reach to both sides, ``[2, n]``, where every member has one."""
+    """Return how far intervals reach below and above ``values`` ``[n]``, as ``[2, n]``.
+
+    ``None``: some member has no interval.
+    """
     if any(member.low is None for member in members):
         return None
     lows = np.array([member.low for member in members])
     highs = np.array([member.high for member in members])
-    # A width of 0 may be less by rounding, which a picture refuses.
+    # Rounding may make a width of 0 negative, and matplotlib refuses negative widths.
     return np.maximum([values - lows, highs - values], 0.0)

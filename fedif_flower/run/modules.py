@@ -1,9 +1,10 @@
-"""The code beside this package that a run executes: its modules, and a hash of each.
+"""The code outside this package that a run executes: its modules, and a hash of each.
 
-They are what names of a run config, the app's own task and the parts of the run stand for, and what
-these import: modules of the same package, and others that are not installed beside Python's own.
-What a module finds in another way, by a name of its own making or as data, is not seen; neither is
-what real nodes have in the place of the server's.
+These modules are found by following imports. The search begins at the modules that the run config
+names, and at those of the app's own task and the parts of the run. Imports lead to other modules of
+the same packages, and to modules that are neither Python's own nor installed. The search does not
+see what a module imports by a name that it computes, files that it reads as data, or modules of
+real nodes that differ from the server's.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from fedif_flower.registry import is_import, package_of
 from fedif_flower.run.config import RunConfig
 from fedif_flower.tasks.task import Metric, Task
 
-OURS = package_of(__name__)  # Another hash covers it.
-_INSTALLED = {"site-packages", "dist-packages"}
+OURS = package_of(__name__)  # Not followed: provenance.package_hash covers this package.
+_INSTALLED = {"site-packages", "dist-packages"}  # Folders of packages that were installed.
 
 
 def modules_of(
     config: RunConfig, task: Task | None = None, parts: Sequence[object] = ()
 ) -> dict[str, str]:
-    """Return the SHA-256 of every module beside this package that a run executes, by its name.
+    """Return the SHA-256 of every module outside this package that a run executes, by its name.
 
-    It is empty for a module that is no file, such as a notebook's.
+    The hash is empty for a module without a file, such as a notebook's.
 
     Parameters
     ----------
     config : RunConfig
-        Its names are those of tasks, strategies, attacks ..., and values like ``module:object`` of
-        settings on which a result depends.
+        The run's settings, which name modules: by the names of a task, strategy, attack ..., and by
+        values like ``module:object`` of settings on which a result depends.
     task : Task, optional
-        The app's own.
+        The app's own task.
     parts : sequence of RunPart
-        What the run has beside its core.
+        The parts of the run.
 
     Raises
     ------
     ConfigError
-        If a name cannot be imported.
+        If something that the run config names cannot be imported.
     """
     roots: list[str] = []
     for field, registry in config.registries.items():
@@ -56,7 +57,7 @@ def modules_of(
         if path:
             registry.load(name)
             roots.append(_module(path))
-    # Not the name of the run, and whatever else may have a colon and changes no result.
+    # Of identity(), since settings that change no result, such as run-name, may have a colon too.
     imports = [str(value) for value in config.identity().values() if is_import(value)]
     roots += map(_module, imports)
     roots += map(_home, parts)
@@ -66,18 +67,18 @@ def modules_of(
 
 
 def modules_behind(things: Iterable[object]) -> dict[str, str]:
-    """Return the same of functions and objects that an app of a user's own has made."""
+    """Return the hashes of the modules behind functions and objects that a user's app has made."""
     return _followed(_own_homes(things))
 
 
 def hashes_here(names: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of modules as they are found here; empty where there is no such file."""
+    """Return the SHA-256 of modules as this process finds them; empty if a module has no file."""
     return {name: _hash(_file_of(name)) for name in names}
 
 
 def _followed(roots: Sequence[str]) -> dict[str, str]:
-    """Return the hashes of modules, of their packages, and of what these import."""
-    # By package. What the run config names counts wherever it is installed.
+    """Return the hashes of modules, of the packages around them, and of all that these import."""
+    # By package, whether its imports are followed. Packages of the roots are, even if installed.
     is_followed = dict.fromkeys(map(package_of, roots), True)
     is_followed[OURS] = False
     hashes: dict[str, str] = {}
@@ -100,25 +101,25 @@ def _followed(roots: Sequence[str]) -> dict[str, str]:
 
 
 def _module(path: str) -> str:
-    """Return the module of ``module:object``."""
+    """Return the module in ``module:object``."""
     return path.partition(":")[0]
 
 
 def _home(thing: Any) -> str:
-    """Return the module in which a function, a class, or an object's class is."""
+    """Return the module that defines a function, a class, or an object's class."""
     while isinstance(thing, partial):
         thing = thing.func
     return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def _own_homes(things: Iterable[object]) -> list[str]:
-    """Return the modules of things; installed ones, as PyTorch's with its losses, are left out."""
+    """Return the modules that define things; installed ones, such as PyTorch, are left out."""
     homes = dict.fromkeys(_home(thing) for thing in things)
     return [name for name in homes if not _is_installed(package_of(name))]
 
 
 def _functions(task: Task) -> Iterator[Callable[..., Any]]:
-    """Yield what an app's own task calls."""
+    """Yield the functions that a task was given, those of its metrics included."""
     for field in fields(task):
         value = getattr(task, field.name)
         if callable(value):
@@ -130,13 +131,13 @@ def _functions(task: Task) -> Iterator[Callable[..., Any]]:
 
 
 def _packages_around(name: str) -> list[str]:
-    """Return the packages that a module lies in, whose code runs before its own."""
+    """Return the packages around a module: their ``__init__`` is executed before the module."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def _is_installed(package: str) -> bool:
-    """Tell whether a module or package is Python's own, or lies where others are installed."""
+    """Whether a module or package is Python's own, or lies in a folder of installed packages."""
     if package in sys.stdlib_module_names:
         return True
     spec = _spec_of(package)
@@ -148,7 +149,7 @@ def _is_installed(package: str) -> bool:
 
 
 def _file_of(name: str) -> Path | None:
-    """Return where a module's code lies; ``None``: in no file, or nowhere."""
+    """Return the file of a module's code; ``None``: there is no such file, or no such module."""
     file = _recorded_file(name)
     if not file:
         return None
@@ -159,7 +160,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def _recorded_file(name: str) -> str | None:
-    """Return the file that a module was, or would be, imported from, as Python has it."""
+    """Return the file that a module was imported from, or would be, as Python records it."""
     module = sys.modules.get(name)
     if module is not None:
         return getattr(module, "__file__", None)
@@ -170,7 +171,10 @@ def _recorded_file(name: str) -> str | None:
 
 
 def _spec_of(name: str) -> ModuleSpec | None:
-    """Return where a module would be imported from; nothing is imported for it."""
+    """Return the spec of a module, which says where it is imported from; import nothing.
+
+    ``importlib.util.find_spec`` would import the packages around the module.
+    """
     imported: ModuleSpec | None = getattr(sys.modules.get(name), "__spec__", None)
     if imported is not None:
         return imported
@@ -185,7 +189,8 @@ def _spec_of(name: str) -> ModuleSpec | None:
         find = getattr(finder, "find_spec", None)
         if find is None:
             continue
-        with suppress(ImportError, KeyError):  # Of a package that is not imported.
+        # A finder may look for the package in sys.modules, though it is not imported.
+        with suppress(ImportError, KeyError):
             spec: ModuleSpec | None = find(name, places)
             if spec is not None:
                 return spec
@@ -193,14 +198,14 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _hash(path: Path | None) -> str:
-    """Return the SHA-256 of a file; empty where there is none."""
+    """Return the SHA-256 of a file; empty if there is no file."""
     if path is None:
         return ""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _imported(name: str, path: Path) -> tuple[str, ...]:
-    """Return all that may be a module in what a file imports, wherever in it."""
+    """Return every name that a module's file imports and that may be a module."""
     if path.suffix != ".py":
         return ()
     package = name
@@ -211,10 +216,14 @@ def _imported(name: str, path: Path) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
-    """Return all that may be a module in what a source imports; ``package`` is its package."""
+    """Return every name that a source imports and that may be a module.
+
+    Imports within functions count, too. ``package`` is the package that relative imports begin
+    from.
+    """
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # It was edited since it was imported.
+    except SyntaxError:  # The file was edited since it was imported.
         return ()
     names: list[str] = []
     for node in ast.walk(tree):
@@ -226,14 +235,14 @@ def _imports_in(source: bytes, package: str) -> tuple[str, ...]:
             home = _from(node, package)
             names.append(home)
             names += _packages_around(home)
-            # What is imported from a package may be a module of it.
+            # A name that is imported from a package may be a module in the package.
             names += [f"{home}.{alias.name}" for alias in node.names]
-    # Relative imports beyond the outermost package leave nothing but dots.
+    # Relative imports beyond the outermost package leave names of nothing but dots.
     return tuple(dict.fromkeys(name for name in names if name.strip(".")))
 
 
 def _from(node: ast.ImportFrom, package: str) -> str:
-    """Return the absolute name of what ``from ... import`` names."""
+    """Return the absolute name of the module in ``from module import ...``."""
     module = node.module or ""
     if not node.level:
         return module

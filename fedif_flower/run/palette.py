@@ -1,4 +1,4 @@
-"""The colours and shapes of every picture: those that colour-blind readers tell apart.
+"""The colours and shapes of all pictures, chosen so that colour-blind readers can tell them apart.
 
 The colours are the eight of Okabe and Ito, "Color Universal Design" (2008). No picture tells two
 things apart by colour alone: points differ in shape too, lines in their dashes.
@@ -17,9 +17,9 @@ BLUE = "#0072b2"
 VERMILLION = "#d55e00"
 PURPLE = "#cc79a7"
 
-# In this order where things have no colours of their own. Yellow is too pale for lines on white.
+# The order of colours for things without a colour of their own. Yellow is too pale on white.
 COLOURS = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
-# As matplotlib calls them, in the same order.
+# The order of markers, by matplotlib's names for them.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 HONEST = BLUE
@@ -29,8 +29,9 @@ MALICIOUS = VERMILLION
 def look(index: int) -> dict[str, Any]:
     """Return the colour and the marker of the index-th of several things, for matplotlib.
 
-    No two of the first 49 have both alike.
+    No two of the first 49 things have the same colour and the same marker.
     """
+    # After each turn through the colours, every colour gets the next marker.
     turn, place = divmod(index, len(COLOURS))
     marker = MARKERS[(place + turn) % len(MARKERS)]
     return {"color": COLOURS[place], "marker": marker}

@@ -290,8 +290,8 @@ def _require_free(what: str, names: Iterable[str], taken: Collection[str]) -> No
 class RunPart(ConfiguredPart):
     """Something that a run can have beside its core; a subclass overrides what it needs.
 
-    The entry points (``server_app.py``, the command ``fedif``) say which parts a run has, and in
-    which order. A part that the run's settings do not turn on adds nothing.
+    The doors (``server_app.py``, the command ``fedif``) say which parts a run has, and in which
+    order. A part that the run's settings do not turn on adds nothing.
 
     Attributes
     ----------

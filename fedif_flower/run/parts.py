@@ -38,7 +38,7 @@ def run_parts() -> Sequence[RunPart]:
 
 
 def chosen_parts(named: str | Sequence[RunPart] | None) -> Sequence[RunPart]:
-    """Return the parts that an entry point names.
+    """Return the parts that a door, such as ``server_app.py``, names.
 
     Parameters
     ----------

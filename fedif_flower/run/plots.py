@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FEW = 10  # Clients, at most, whose lines are named.
-_MOST_NAMED = 40  # Clients, at most, whose rows are named.
-_SHOWN = 98  # Percent of the values that a map has colours for; those beyond have the last colour.
-MAX_NAME = 24  # Characters of a name.
-Series = Mapping[int, Sequence[tuple[int, float]]]  # Of rounds and values, by client id.
-_DRAWING = Lock()  # text layout in matplotlib is not safe between threads
+FEW = 10  # Up to so many clients, a legend names each line.
+_MOST_NAMED = 40  # Up to so many clients, a map names each row.
+_SHOWN = 98  # A map's colours reach to this percentile of magnitudes; larger ones look like it.
+MAX_NAME = 24  # Characters of a name; longer names are shortened.
+Series = Mapping[int, Sequence[tuple[int, float]]]  # By client id, its rounds and values.
+_DRAWING = Lock()  # Text layout in matplotlib is not safe between threads.
 
 
 def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path:
-    """Draw what is measured on the test and the validation split over the rounds."""
+    """Draw a metric on the test and the validation split over the rounds; return the picture.
+
+    The metric is the first of the task's own, else accuracy, else the loss. Where labels that the
+    model contradicts were counted, their share is drawn, too.
+    """
     metric = _drawn_metric(rounds)
     figure = new_figure()
     axes = figure.subplots()
@@ -58,7 +62,7 @@ def plot_progress(rounds: Sequence[Line], folder: RunFolder, title: str) -> Path
 
 
 def _drawn_metric(rounds: Sequence[Line]) -> str:
-    """Return the first of the task's metrics where it has any, else accuracy, else the loss."""
+    """Return the first of the task's own measured metrics, else accuracy, else the loss."""
     measured = []
     for row in rounds:
         for column, value in row.items():
@@ -70,7 +74,7 @@ def _drawn_metric(rounds: Sequence[Line]) -> str:
 
 
 def _points(rounds: Sequence[Line], column: str) -> list[tuple[int, float]]:
-    """Return the rounds that have a value in a column, and the value."""
+    """Return pairs of round and value, for the rounds that have a value in a column."""
     points = []
     for row in rounds:
         value = row.get(column)
@@ -88,10 +92,23 @@ def plot_members(
     ylabel: str,
     title: str,
 ) -> None:
-    """Draw a line for each client up to a round.
+    """Draw a line over the rounds for each client.
 
-    ``members`` has each client's name, and whether it is known to misbehave. A few clients have
-    their names in the picture, many only whether they misbehave.
+    Up to :data:`FEW` clients are named in the legend; among more, only honest and malicious ones
+    are told apart.
+
+    Parameters
+    ----------
+    series : mapping of int to sequence of tuple
+        By client id, its rounds and values.
+    members : mapping of int to tuple of str and bool
+        By client id, its name and whether it is known to misbehave.
+    last : int
+        The last round, to which each line is drawn.
+    path : Path
+        The PNG file.
+    ylabel, title : str
+        What the values are, and the title of the picture.
     """
     malicious = {client_id for client_id in series if members[client_id][1]}
     few = len(series) <= FEW
@@ -124,14 +141,14 @@ def plot_members(
 
 
 def _style_of_many(*, is_malicious: bool) -> dict[str, Any]:
-    """Return how a client is drawn whose name is not in the picture."""
+    """Return the style of a line for a client that is not named in the legend."""
     if is_malicious:
         return {"color": MALICIOUS, "linestyle": (0, (4, 1))}
     return {"color": HONEST, "linestyle": "-"}
 
 
 def _named_style(name: str, *, is_malicious: bool) -> dict[str, Any]:
-    """Return how a client is drawn whose name is in the picture; colours differ by themselves."""
+    """Return label and dashes of a line for a client that is named; its colour is set elsewhere."""
     label = label_of(shorten(name, MAX_NAME, placeholder=" ..."))
     if is_malicious:
         return {"label": f"{label} (malicious)", "linestyle": "--"}
@@ -146,20 +163,20 @@ def plot_rounds(
     *,
     title: str,
 ) -> None:
-    """Draw what each client had in each round as maps, one below the other.
+    """Draw maps of clients by rounds, one below the other: each cell's colour is a value.
 
     Parameters
     ----------
     columns : mapping of str to Series
-        What is shown, and its values by client.
+        A map for each: what its values are, and the values by client.
     members : mapping of int to tuple of str and bool
-        By client id: its name, and whether it is known to misbehave. Honest clients stand above.
+        By client id, its name and whether it is known to misbehave. Honest clients come first.
     last : int
         The last round.
     path : Path
         The PNG file.
     title : str
-        Above the picture.
+        The title of the picture.
     """
     order = sorted(members, key=lambda client_id: (members[client_id][1], client_id))
     height = 0.9 + len(columns) * max(2.4, min(0.2 * len(order), 4.0))
@@ -167,7 +184,7 @@ def plot_rounds(
     figure.suptitle(title)
     all_axes = figure.subplots(len(columns), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (name, series) in zip(all_axes, columns.items(), strict=True):
-        values = np.full((len(order), last), np.nan)  # [clients, rounds]; nan: it had no part.
+        values = np.full((len(order), last), np.nan)  # [n, T]; NaN: the client had no part.
         for row, client_id in enumerate(order):
             for server_round, value in series.get(client_id, ()):
                 values[row, server_round - 1] = value
@@ -178,7 +195,7 @@ def plot_rounds(
 
 
 def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str) -> None:
-    """Draw values ``[n, T]``: blue above 0, vermillion below, grey where there are none."""
+    """Draw values ``[n, T]``: blue above 0, vermillion below 0, grey for NaN."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = ["#ffffff", BLUE]
@@ -203,18 +220,18 @@ def _draw_map(figure: Figure, axes: Axes, values: NDArray[np.float64], name: str
 
 
 def _reach_of(values: NDArray[np.float64]) -> float:
-    """Return from which magnitude on all values have one colour; > 0."""
+    """Return the magnitude > 0 from which on all values of a map have the same colour."""
     magnitudes = np.abs(values[np.isfinite(values)])
     if not magnitudes.any():
         return 1.0
     reach = float(np.percentile(magnitudes, _SHOWN))
-    if not reach:  # Nearly all are 0.
+    if not reach:  # Nearly all values are 0: the largest one is to have a colour.
         return float(magnitudes.max())
     return reach
 
 
 def _name_rows(axes: Axes, members: Sequence[tuple[str, bool]]) -> None:
-    """Name the clients of a map; where there are many, only who is honest and who is not."""
+    """Name each row of a map; if there are many, only the honest and the malicious group."""
     if len(members) <= _MOST_NAMED:
         names = []
         for name, is_malicious in members:
@@ -238,8 +255,8 @@ def _name_rows(axes: Axes, members: Sequence[tuple[str, bool]]) -> None:
 
 
 def new_figure(height: float = 4.0, width: float = 7.0) -> Figure:
-    """Return an empty picture, in inches."""
-    from matplotlib.figure import Figure  # takes half a second, which only drawing should cost
+    """Return an empty picture; height and width are in inches."""
+    from matplotlib.figure import Figure  # The import takes half a second: only drawing needs it.
 
     return Figure(figsize=(width, height), layout="constrained")
 
@@ -256,7 +273,7 @@ def dress(axes: Axes) -> None:
 
 
 def number_rounds(axes: Axes, label: str = "round") -> None:
-    """Name the axis of rounds; between two of them there is none."""
+    """Name the axis of rounds, and put ticks at whole numbers only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set(xlabel=label)
@@ -264,16 +281,16 @@ def number_rounds(axes: Axes, label: str = "round") -> None:
 
 
 def label_of(name: str) -> str:
-    """Return a name as a legend has it: one that is empty or begins with "_" would be left out."""
+    """Return a name as a label: a legend leaves out labels that are empty or begin with "_"."""
     if not name:
         return "(empty)"
     return f" {name}" if name.startswith("_") else name
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a picture as PNG, whole or not at all; safe to call from several threads.
+    """Write a picture as PNG, whole or not at all; several threads may do so at once.
 
-    Names are no formulas: dollars in them are dollars.
+    A dollar sign in a text is written as it is: names are no formulas.
     """
     from matplotlib import rc_context
     from matplotlib.text import Text
@@ -282,7 +299,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     with _DRAWING, rc_context({"text.parse_math": False}):
         for text in figure.findobj(Text):
             text.set_parse_math(False)
-            # A folder's name may be no text: what cannot be written is a question mark.
+            # A folder's name may have bytes that are no UTF-8: they become question marks.
             text.set_text(text.get_text().encode(errors="replace").decode())
         figure.savefig(buffer, format="png", dpi=120)
     write_atomically(path, buffer.getvalue())

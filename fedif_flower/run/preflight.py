@@ -1,4 +1,4 @@
-"""Before the first round: how many clients there are, and whether they can train at all."""
+"""Checks before the first round: the number of clients, a free folder, and members' own checks."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ from fedif_flower.words import enumerated
 logger = logging.getLogger(__name__)
 
 KEY = "num-clients"
-MOST = 2**31 - 1
-PREFLIGHT_TIMEOUT = 300.0  # A member reads its data and trains one batch.
+MOST = 2**31 - 1  # The largest number of clients.
+PREFLIGHT_TIMEOUT = 300.0  # Seconds; a member reads its data and trains one batch in this time.
 
 
 def read_config(
     grid: Grid, run_config: Mapping[str, Scalar], parts: Sequence[RunPart] | None = None
 ) -> RunConfig:
-    """Parse a run config; ``num-clients = "auto"`` is the number of nodes that there are now.
+    """Parse a run config; ``num-clients = "auto"`` becomes the number of nodes that there are now.
 
-    In a simulation these are all of its nodes. Elsewhere they are those online, as soon as there
-    are two of them and enough for ``min-valid-replies``; nodes that come later are asked as well.
+    In a simulation that is the number of its nodes. Elsewhere it is the number of nodes online, as
+    soon as there are two and enough for ``min-valid-replies``; nodes that come later are asked as
+    well.
 
     Parameters
     ----------
@@ -65,19 +66,20 @@ def read_config(
         The way to the nodes.
     run_config : mapping of str to bool, int, float or str
         Values by key, as Flower hands them over; a key that is not there has its default.
-    parts : sequence of RunPart
-        The parts of the run.
+    parts : sequence of RunPart, optional
+        The parts that the run can have; ``None``: as
+        :meth:`~fedif_flower.run.config.RunConfig.from_run_config` takes it.
 
     Raises
     ------
     ConfigError
-        Naming the key, its value and what is allowed.
+        If a setting is wrong; the error names the key, its value and what is allowed.
     TrainingFailedError
         If too few nodes come online.
     """
     if run_config.get(KEY, AUTO) != AUTO:
         return RunConfig.from_flower(run_config, parts)
-    # Every other mistake is an error before anyone is waited for.
+    # With any number, so that every other mistake is an error before nodes are waited for.
     settings = RunConfig.from_flower({**run_config, KEY: MOST}, parts)
     if is_simulated(grid):
         num_nodes = len(simulated_nodes(grid))
@@ -105,29 +107,30 @@ def read_config(
 
 
 def _fewest_nodes(config: RunConfig) -> int:
-    """Return with how many real nodes a run may begin that counts them itself, 2 or more."""
+    """Return with how many real nodes a run with ``num-clients = "auto"`` may begin, 2 or more."""
     pace = config.pace.pace()
 
     def are_enough(num_nodes: int) -> bool:
-        """Tell whether rounds of so many nodes close with as many replies as they need."""
+        """Whether a round among so many nodes asks enough of them for the replies that it needs."""
         drawn = config.num_drawn_of(num_nodes)
         return drawn >= pace.quorum and pace.fewest_replies(drawn) >= config.min_valid_replies
 
+    # A binary search for the first number that is enough, in place of a formula for it.
     return 2 + bisect_left(range(2, MOST), True, key=are_enough)
 
 
 def with_free_folder(config: RunConfig) -> RunConfig:
     """Return a run's config with a folder in which no other run's results would be lost.
 
-    A name of the run's own choice gets a number where it is taken: ``...-2``.
+    If ``run-name`` is ``"auto"`` and another run has the name already, a number is added: ``-2``.
 
     Raises
     ------
     ConfigError
-        If the name was given, and the folder holds a run, finished or stopped, that is not the
-        one to go on with; or if the checkpoint to go on from is not there.
+        If the user gave the name, and the folder holds a run, finished or stopped, that is not the
+        one to resume; or if the checkpoint to resume from is not there.
     StorageError
-        If the name was given, and a run is going on in the folder.
+        If the user gave the name, and a run is going on in the folder.
     """
     if config.resume not in ("", AUTO) and not Path(config.resume).expanduser().is_file():
         raise ConfigError(f"resume = {config.resume!r}: no such file; allowed: 'auto', or a path")
@@ -142,7 +145,7 @@ def with_free_folder(config: RunConfig) -> RunConfig:
         return config
     if config.run_name != config.auto_name:
         with hold_directory(config.run_dir):
-            pass  # Where a run is going on there, the error names its process.
+            pass  # Only to raise an error that names the process, if a run is going on there.
         lost_run, allowed = earlier
         raise ConfigError(
             f"run-name = {config.run_name!r}: {config.run_dir} holds {lost_run}; allowed: {allowed}"
@@ -156,9 +159,10 @@ def with_free_folder(config: RunConfig) -> RunConfig:
 
 
 def _with_name_of_attempt(config: RunConfig) -> RunConfig:
-    """Return a config with the name of the run to go on with, which may have got a number.
+    """Return a config with the name of the run to resume, which may have a number at its end.
 
-    Of several it is the last one that has stopped; where all have ended, the last one.
+    Of several runs with these settings, the last one that stopped is resumed; if all are complete,
+    the last one.
     """
     if config.run_name != config.auto_name:
         return config
@@ -179,9 +183,9 @@ def _with_name_of_attempt(config: RunConfig) -> RunConfig:
 
 
 def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
-    """Return which run that would be lost is in a folder, and what to set instead, in words.
+    """Return the run that would be lost in a run's folder, and what to set instead, in words.
 
-    A run that goes on in its own folder is not lost.
+    ``None``: no run would be lost, since there is none or since it is the run to resume.
     """
     folder = RunFolder(config.run_dir)
     if config.resume == AUTO or lies_in(folder.checkpoints, config.resume):
@@ -193,7 +197,7 @@ def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
         return "a finished run", others
     if folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir()):
         return "a run that stopped", f"resume = 'auto' to go on with it, {others}"
-    # It was killed before its first checkpoint; members may have receipts for its rounds.
+    # The run was killed before its first checkpoint, but members may have receipts for its rounds.
     if folder.last_round():
         words = f"resume = 'auto' to begin again and keep these, {others}"
         return "rounds of a run that stopped", words
@@ -201,10 +205,10 @@ def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
 
 
 def require_simulated(grid: Grid, config: RunConfig) -> None:
-    """Raise ConfigError for what a simulation cannot do.
+    """Raise ConfigError if a simulation cannot run these settings; real nodes are not checked.
 
-    That is where another number of nodes is simulated than the run has clients, or late replies
-    are waited for.
+    It cannot if the number of its nodes is not the run's number of clients, or if the run waits for
+    late replies.
     """
     if not is_simulated(grid):
         return
@@ -215,7 +219,7 @@ def require_simulated(grid: Grid, config: RunConfig) -> None:
 
 
 def require_never_late(config: RunConfig) -> None:
-    """Raise ConfigError for a pace that waits for late replies: a simulation has none."""
+    """Raise ConfigError if the run waits for late replies, of which a simulation has none."""
     pace = config.pace
     synchronous = "'synchronous' in a simulation, whose replies are never late"
     require(not pace.is_buffered, "pace.rounds", pace.rounds, synchronous)
@@ -224,22 +228,21 @@ def require_never_late(config: RunConfig) -> None:
 
 
 def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
-    """Let each real node that is online check itself, and tell the log what it found.
+    """Let each real node that is online check itself, and log what it finds.
 
     Parameters
     ----------
     grid : Grid
-        The way to the nodes, screened.
+        The way to the nodes, on which replies are screened.
     run : RunContext
-        A run that goes on does so with whoever there is.
+        The run. If it is resumed, a member that cannot take part does not stop it.
     directory : NodeDirectory
-        Learns who they are: nobody is asked that a second time.
+        It learns which node holds which partition, so that no node is asked that again.
 
     Raises
     ------
     TrainingFailedError
-        If a member cannot take part, and ``start-without`` does not say that the run begins all
-        the same.
+        If a member cannot take part in a new run, unless ``start-without`` is ``"unfit"``.
     """
     if is_reliable(run.grid) or is_simulated(run.grid):
         return
@@ -263,7 +266,7 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
         _log_findings(node, findings)
         failed = [finding for finding in findings if finding.status is Status.FAILED]
         if failed:
-            # One reason is enough here: the log has all of them.
+            # The error has one reason for each member; the log has all of them.
             first = failed[0]
             unfit.append(f"{node.label}: {first.check}: {first.words}")
     directory.meet(node for node in nodes if node.partition_id != UNKNOWN_PARTITION)
@@ -275,7 +278,7 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
 
 
 class _Answer(NamedTuple):
-    """A node's reply, with when it was asked and when the reply came, in seconds since 1970."""
+    """A node's reply, and the times when it was asked and when the reply came, in Unix seconds."""
 
     reply: Message
     asked_at: float
@@ -283,7 +286,7 @@ class _Answer(NamedTuple):
 
 
 def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
-    """Return what a node's answer says of it; ``None``: there was none within the time."""
+    """Return a node's findings about itself; ``answer`` is ``None`` if none came in time."""
     no_answer = Finding("node", Status.WARNING, f"no answer in {timeout:g} s")
     if answer is None:
         return [no_answer]
@@ -294,14 +297,14 @@ def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
         return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
     findings, clock = read_findings(reply.content)
     if clock is not None and math.isfinite(clock):
-        # The member read its clock at some time between question and answer.
+        # The member read its clock at some time between question and answer, nobody knows when.
         ahead = seconds_ahead((clock, clock), (answer.asked_at, answer.came_at))
         findings.append(clock_finding(ahead))
     return findings
 
 
 def _log_findings(node: ClientNode, findings: Sequence[Finding]) -> None:
-    """Log what a member found: one line of what is well, and one for each thing to be done."""
+    """Log a member's findings: one line for all that is well, and one for each thing to be done."""
     well = [finding for finding in findings if finding.status is Status.OK]
     if well:
         words = ", ".join(f"{finding.check}: {finding.words}" for finding in well)

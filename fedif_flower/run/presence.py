@@ -1,4 +1,4 @@
-"""Who is there and who is not: what becomes of members that a round does not ask."""
+"""Attendance: which members are online as a round begins, and which of them cannot be asked."""
 
 from __future__ import annotations
 
@@ -18,21 +18,29 @@ from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.server.record import Round
 from fedif_flower.server.roster import NodeDirectory
 
-# A member that is there is asked, or can be; it is offline; its registration ended; it is paused
-# after errors; a callback, such as a quarantine, does not admit it.
+# What a member is: it can be asked; it is offline; its registration has ended; it is paused after
+# errors; a callback, such as a quarantine, does not admit it.
 Presence = Literal["there", "offline", "revoked", "paused", "not admitted"]
 
-# Whether members that are offline are still registered: each question stays in the SuperLink.
+# How often offline members are looked up, to see whether they are still registered. That is rare,
+# since the SuperLink keeps each question.
 _LOOK_UP_SECONDS = 60.0
-_MOST_LOOKED_UP = 100  # At a time.
+_MOST_LOOKED_UP = 100  # Members in one look-up.
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a member is from a round on.
+    """A change in a member's presence.
 
-    ``at`` says since when, in seconds since 1970. For a member that is gone it is when it was last
-    seen, and ``None`` where nobody knows.
+    Attributes
+    ----------
+    node : ClientNode
+        The member.
+    presence : str
+        What the member is from now on (see :data:`Presence`).
+    at : float, optional
+        Since when, in Unix seconds. For a member that is offline or not registered any more: when
+        it was last seen; ``None``: that is not known.
     """
 
     node: ClientNode
@@ -40,7 +48,7 @@ class Change:
     at: float | None
 
     def line(self, server_round: int) -> dict[str, Any]:
-        """Return its line of ``attendance.csv``, by column; ``at`` is in UTC, or empty."""
+        """Return the change's line of ``attendance.csv``, by column; ``at`` is in UTC, or empty."""
         at = ""
         if self.at is not None:
             at = f"{datetime.fromtimestamp(self.at, UTC):%F %T}"
@@ -54,32 +62,34 @@ class Change:
 
 
 class RollCall:
-    """Notes which members are there when a round begins, and tells what changed.
+    """Notes which members are online when a round begins, and returns what changed.
 
-    That a simulated member is there is not told: there are as many as the run has clients.
+    Simulated members are always online, so their coming and going is no change; that one of them is
+    paused or not admitted is.
     """
 
     def __init__(self) -> None:
-        self._online: Sequence[ClientNode] = ()
-        self._there: dict[int, ClientNode] = {}  # Online and real, by client id.
-        self._offline: dict[int, ClientNode] = {}  # Who is to be looked up first comes first.
-        self._revoked: set[int] = set()
+        self._online: Sequence[ClientNode] = ()  # The nodes online in the last round.
+        self._there: dict[int, ClientNode] = {}  # Those of them that are real, by client id.
+        self._offline: dict[int, ClientNode] = {}  # In the order in which they are looked up next.
+        self._revoked: set[int] = set()  # Client ids.
         self._looked_up_at = -math.inf  # By time.monotonic.
         self._barred: dict[int, tuple[ClientNode, Presence]] = {}  # Online, but not to be asked.
-        self._called_at: float | None = None
+        self._called_at: float | None = None  # When the last round began, in Unix seconds.
 
     def go_on(self, lines: Iterable[Mapping[str, Any]], *, is_simulated: bool) -> None:
-        """Know what members were by the lines of ``attendance.csv`` so far: no change is no news.
+        """Take over what members were, by the lines of ``attendance.csv`` so far.
 
-        Nobody tells that simulated members are there: what kept one away would hold to the end of
-        the run.
+        Afterwards only changes against these lines are returned. Lines of simulated members count,
+        too: otherwise a member that was kept away, and is not any more, would get no line that says
+        so, and would count as kept away to the end of the run.
         """
         for line in lines:
             node = ClientNode(line["partition_id"], line["client_id"], is_simulated=is_simulated)
             self._note(node, line["presence"])
 
     def _note(self, node: ClientNode, presence: Presence) -> None:
-        """Take note of what a member is, as it was told already."""
+        """Take over what a line says about a member."""
         client_id = node.client_id
         self._barred.pop(client_id, None)
         self._offline.pop(client_id, None)
@@ -93,24 +103,29 @@ class RollCall:
             self._note_departure(node, presence)
 
     def _note_departure(self, node: ClientNode, presence: Presence) -> None:
-        """Take note that a member is gone: offline, or not registered any more."""
+        """Note that a member is gone: offline, or not registered any more."""
         if presence == "revoked":
             self._revoked.add(node.client_id)
         else:
             self._offline[node.client_id] = node
 
     def _is_gone(self, client_id: int) -> bool:
-        """Tell whether a member was known to be gone as the last round began."""
+        """Whether a member was gone when the last round began, as far as was known."""
         return client_id in self._offline or client_id in self._revoked
 
     def call(self, current: Round, directory: NodeDirectory) -> list[Change]:
-        """Return what changed since the last call.
+        """Return what changed since the last call, as a round begins.
 
-        ``directory`` knows who was ever seen; it is asked where others are online than before.
+        Parameters
+        ----------
+        current : Round
+            The round, which knows who is online and who may be drawn.
+        directory : NodeDirectory
+            It knows every node that was ever seen.
         """
         now = time.time()
         changes = self._revoked_meanwhile(current.grid)
-        # The same list, and not an equal one, stands for a round in which nobody came or left.
+        # If nobody came or left, the directory returns the very same list as in the last round.
         if current.online is not self._online:
             changes += self._come_and_gone(current, directory, now)
         changes += self._barred_and_back(_barred(current), now)
@@ -120,7 +135,10 @@ class RollCall:
     def _barred_and_back(
         self, barred: dict[int, tuple[ClientNode, Presence]], now: float
     ) -> list[Change]:
-        """Return who is not to be asked any more, or for another reason, and who is again."""
+        """Return which members may not be asked any more, why, and which ones may be again.
+
+        ``barred`` are those that are online now and may not be asked. A reason that changed counts.
+        """
         changes = []
         for client_id, (node, presence) in barred.items():
             before = self._barred.get(client_id)
@@ -133,7 +151,7 @@ class RollCall:
         return changes
 
     def _come_and_gone(self, current: Round, directory: NodeDirectory, now: float) -> list[Change]:
-        """Return which real members are gone, and which ones came."""
+        """Return which real members have left, and which ones have come."""
         there = {node.client_id: node for node in current.online if not node.is_simulated}
         left = []
         for node in directory.known:
@@ -151,7 +169,7 @@ class RollCall:
         return changes
 
     def _departures(self, left: Sequence[ClientNode], grid: Grid | None) -> list[Change]:
-        """Return how members left, and when they were last seen, as far as the grid knows."""
+        """Return whether members that left are still registered, and when they were last seen."""
         polling = _polling(grid)
         unregistered = set[int]()
         if polling and left:
@@ -169,9 +187,10 @@ class RollCall:
         return changes
 
     def _revoked_meanwhile(self, grid: Grid | None) -> list[Change]:
-        """Return whose registration ended while they were offline; look some up once a minute.
+        """Return members whose registration ended while they were offline.
 
-        No list of who is online shows it: from then on nobody counts on these members.
+        The list of nodes online does not show this, so some members are looked up once a minute.
+        Later rounds are no turns of a member that is not registered: they do not count as missed.
         """
         polling = _polling(grid)
         now = time.monotonic()
@@ -184,24 +203,25 @@ class RollCall:
         for node in looked_up:
             del self._offline[node.client_id]
             presence: Presence = "revoked" if node.node_id in unregistered else "offline"
-            self._note_departure(node, presence)  # It is the last one to be looked up again.
+            # Added anew, a member that is still registered is the last one to be looked up again.
+            self._note_departure(node, presence)
             if presence == "revoked":
                 changes.append(Change(node, presence, polling.last_seen(node.node_id)))
         return changes
 
 
 def _polling(grid: Grid | None) -> PollingGrid | None:
-    """Return what knows when real members were seen and whether they are registered, if any."""
+    """Return the grid that knows when real members were seen, and which are registered, if any."""
     if isinstance(grid, ScreenedGrid):
         return grid.polling
     return None
 
 
 def _barred(current: Round) -> dict[int, tuple[ClientNode, Presence]]:
-    """Return who is online and not to be asked, by client id, and why."""
+    """Return which members are online and may not be asked, by client id, and why."""
     if len(current.candidates) == len(current.online):
         return {}
-    # Who is at work may be offline by now.
+    # Members at work are not barred, although they are no candidates.
     ids = {node.client_id for node in (*current.candidates, *current.at_work)}
     barred: dict[int, tuple[ClientNode, Presence]] = {}
     for node in current.online:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CODE = "code_sha256"
-MODULES = "modules"  # Of the code beside this package: a hash of each.
-RUN_ID = "run_id"  # Drawn for a run, and kept where it is resumed.
+MODULES = "modules"  # The modules outside this package that a run executes: a hash of each.
+RUN_ID = "run_id"  # A random id, which a resumed run keeps.
 PACKAGE = Path(__file__).resolve().parents[1]
-# What a run's bundle leaves out: a server that got one has the same hash as a checkout.
+# Files that are not hashed, since an app's bundle leaves them out: a server that was sent a bundle
+# is to have the same hash as one that runs in a checkout.
 _NOT_IN_BUNDLES = ("cli.py", "listing.py", "run/reference.py", "runtime", "scaffold.py")
 
 
@@ -36,16 +37,17 @@ def package_version() -> str:
 def origin(
     settings: str, validation: Iterable[Tensor], modules: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return where a result comes from, as a statement signs it.
+    """Return what a result comes from, as hashes and versions that a statement signs.
 
     Parameters
     ----------
     settings : str
-        The settings' SHA-256; empty: they are not known.
+        The SHA-256 of the settings; empty: they are not known.
     validation : iterable of Tensor
-        The data that contributions are measured on.
+        The tensors of the held-out set; none: the run has no such set.
     modules : mapping of str to str
-        The code beside this package, as :func:`~fedif_flower.run.modules.modules_of` returns it.
+        The modules outside this package, as :func:`~fedif_flower.run.modules.modules_of` returns
+        them.
     """
     return {
         "settings_sha256": settings,
@@ -61,7 +63,7 @@ def origin(
 
 
 def data_hash(tensors: Iterable[Tensor]) -> str:
-    """Return :func:`tensors_hash`; empty where there are no tensors, which would all hash alike."""
+    """Return the :func:`tensors_hash`; empty if there are no tensors: nothing is no data set."""
     data = list(tensors)
     if not data:
         return ""
@@ -69,8 +71,8 @@ def data_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def tensors_hash(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 of tensors: types, shapes and values, in whatever memory layout."""
-    import torch  # which checking a statement should not have to wait for
+    """Return the SHA-256 of tensors' types, shapes and values, whatever their memory layout."""
+    import torch  # Imported here: who only checks a statement should not wait for it.
 
     digest = hashlib.sha256()
     for tensor in tensors:
@@ -80,7 +82,7 @@ def tensors_hash(tensors: Iterable[Tensor]) -> str:
 
 
 def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the SHA-256 of the code that a run may execute: this package's, and other modules'."""
+    """Return the SHA-256 of the code that a run may execute: this package and other modules."""
     if not modules:
         return package_hash()
     hashes = f"{package_hash()} {modules_hash(modules)}"
@@ -88,14 +90,14 @@ def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
 
 
 def modules_hash(modules: Mapping[str, str]) -> str:
-    """Return one SHA-256 of the hashes of all modules."""
+    """Return one SHA-256 for the names and hashes of all modules."""
     text = json.dumps(dict(modules), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @lru_cache(maxsize=1)
 def package_hash() -> str:
-    """Return the SHA-256 of this package's source, the parts that a run may execute."""
+    """Return the SHA-256 of this package's source files, without those that bundles leave out."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE)

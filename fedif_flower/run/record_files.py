@@ -45,7 +45,7 @@ class JsonFile:
         return content
 
     def read_if_there(self) -> dict[str, Any]:
-        """Return the object; nothing where there is no file."""
+        """Return the object; an empty one if there is no file."""
         if not self.path.is_file():
             return {}
         return self.read()
@@ -58,27 +58,27 @@ class Table:
     ----------
     path : Path
         The file.
-    columns : sequence of str
-        Those that it always has.
+    columns : iterable of str
+        The columns that the table always has.
     """
 
     def __init__(self, path: Path, columns: Iterable[str]) -> None:
         self.path = path
         self.columns = tuple(columns)
-        self._columns = self.columns  # With those that a run adds.
+        self._columns = self.columns  # With the columns that a run adds.
 
     @property
     def name(self) -> str:
-        """What checkpoints and commands call it: the file's name without its ending."""
+        """What checkpoints and commands call the table: the file's name without its ending."""
         return self.path.stem
 
     def begin(self, more: Iterable[str] = ()) -> None:
-        """Replace the file by a header, with this run's additional columns at its end."""
+        """Replace the file by a header; ``more`` are columns that this run adds at its end."""
         self._columns = (*self.columns, *more)
         self.replace(())
 
     def append(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Add lines, each given by its values by column; what is not there stays empty."""
+        """Add lines, each given as values by column; a cell without a value is empty."""
         with writing(self.path), self.path.open("a", newline="", encoding="utf-8") as file:
             file.write(self._text(lines))
 
@@ -87,29 +87,29 @@ class Table:
         write_atomically(self.path, csv_text([self._columns]) + self._text(lines))
 
     def keep(self, is_kept: Callable[[Mapping[str, str]], bool]) -> None:
-        """Leave out the lines of which this is false; all others stay as they were written."""
+        """Keep only the lines for which ``is_kept`` is true; these stay as they were written."""
         lines = [line for line in self.read() if is_kept(line)]
         write_atomically(self.path, self._text_as_read(lines))
 
     def replace_last(self, line: Mapping[str, object]) -> None:
-        """Write a line in the place of the last one; all others stay as they were written."""
+        """Replace the last line by another; all others stay as they were written."""
         write_atomically(self.path, self._text_as_read(self.read()[:-1]) + self._text([line]))
 
     def _text_as_read(self, lines: Iterable[Mapping[str, str]]) -> str:
-        """Return the header, and lines that were read, as the file has them."""
+        """Return the text of a file with the header and lines that were read, unchanged."""
         cells = [[line.get(name, "") for name in self._columns] for line in lines]
         return csv_text([self._columns]) + text_of_cells(cells)
 
     def _text(self, lines: Iterable[Mapping[str, object]]) -> str:
-        """Return lines as a CSV file holds them."""
+        """Return the text of lines in a CSV file."""
         columns = self._columns
         return csv_text([line.get(name) for name in columns] for line in lines)
 
     def read(self, rest: str | None = None, *, ended: bool = True) -> list[dict[str, str]]:
-        """Return the lines, each as texts by column; none where there is no file.
+        """Return the lines, each as texts by column; none if there is no file.
 
-        ``rest`` and ``ended`` are as in :func:`~fedif_flower.run.rows.read_rows`: a run's own
-        tables have an end to each line, those that a person writes perhaps not.
+        ``rest`` and ``ended`` are as in :func:`~fedif_flower.run.rows.read_rows`. A run ends every
+        line of its tables by a line break; a person who writes a table may leave out the last one.
 
         Raises
         ------

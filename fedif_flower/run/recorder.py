@@ -46,21 +46,23 @@ from fedif_flower.server.nodes import is_simulated
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import RunningStrategy
 
-MOST_SAVING = 0.03  # Share of a deployed run's time for checkpoints beside those that are due.
+# With real nodes, checkpoints beyond those of ``checkpoint-every`` take at most this share of the
+# time.
+MOST_SAVING = 0.03
 logger = logging.getLogger(__name__)
 
 
 class RunRecorder(RunWriter):
-    """Writes a run's results and its checkpoints; a run that goes on has each round once.
+    """Writes a run's results and its checkpoints; in a resumed run, each round is recorded once.
 
     Parameters
     ----------
     run : RunContext
         The run; results go to its folder, replacing an earlier run's once it begins.
     strategy : ScreenedStrategy
-        Its scores, counters and known nodes are in checkpoints.
+        The run's strategy, whose scores, counters and known nodes are in checkpoints.
     checkpoints : CheckpointFolder
-        Where these go, every ``checkpoint-every`` rounds and after the last.
+        It gets a checkpoint every ``checkpoint-every`` rounds and after the last round.
     on_row : callable, optional
         As a :class:`RunWriter` takes it.
     """
@@ -89,7 +91,7 @@ class RunRecorder(RunWriter):
         for built in run.built:
             self.remarks += built.remarks
             self.evaluation.columns += built.columns
-        # Parts hear of a row before whoever called the run.
+        # Parts are told of a line before the caller of the run is.
         of_parts = [built.on_row for built in run.built if built.on_row]
         self.listeners = [*of_parts, *self.listeners]
         self.keeps_attempts = not config.overwrite
@@ -105,44 +107,48 @@ class RunRecorder(RunWriter):
         stays: list[Path] = []
         for built in run.built:
             stays += built.stays
-        if run.is_done:  # Replaced at once: a kill between may not lose where results come from.
+        # Config and provenance are replaced atomically later. If they were removed first, a killed
+        # process would lose where the results of rounds that are all done come from.
+        if run.is_done:
             stays += [run.folder.config.path, run.folder.provenance.path]
         self._stays = stays
         self._own_tables = (self.folder.rounds, self.folder.clients, self.folder.attendance)
         # Lines that are in no checkpoint yet, by table.
         self._unsaved: dict[str, list[Line]] = {table.name: [] for table in self._own_tables}
         self._last: CompleteRound | None = None
-        # When the last checkpoint was written, and how long that took.
+        # When the last checkpoint was written, by time.perf_counter, and how many seconds it took.
         self._saved_at = -math.inf
         self._save_seconds = 0.0
 
     @property
     def rounds_left(self) -> int:
-        """How many rounds Flower is to run."""
+        """How many rounds are left to run."""
         return self.num_rounds - self.strategy.completed_rounds
 
     def on_start(self, strategy: RunningStrategy) -> None:
         """Begin the files, with the lines of a checkpoint if there is one."""
         if not self.run.checkpoint:
             self.checkpoints.begin()
-        names = self.names
+        names = self.names  # The checkpoint's names, which the next line forgets.
         super().on_start(strategy)
         if self.run.checkpoint:
             for table in self._own_tables:
+                # Unlike self._add, this does not keep the lines for the next checkpoint.
                 super()._add(table, self.run.checkpoint.lines.get(table.name, ()))
             attendance = self.run.checkpoint.lines.get("attendance", ())
             self._roll.go_on(attendance, is_simulated=is_simulated(self.run.grid))
-            # They are known from the checkpoint, but in no file yet.
+            # The checkpoint's names are in no file yet.
             self._add_names(names)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Hold nothing: whoever runs the federation holds its folder."""
+        """Hold nothing: ``run_federation`` holds the run's folder already."""
         return nullcontext()
 
     def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the run config, and hashes of all that the results come from.
 
-        Where every round is done, they come from what they came from, whatever is installed now.
+        If an earlier process has done all rounds, the results come from its settings and its code,
+        whatever is installed now: both are taken over from its records.
         """
         settings = self.config.to_mapping()
         origin_before: dict[str, Any] = {}
@@ -164,22 +170,22 @@ class RunRecorder(RunWriter):
         self.folder.provenance.write(provenance)
 
     def on_asked(self, current: Round) -> None:
-        """Let the lines of the log say which round they are about."""
+        """Let lines of the log say which round they are about; note who is there."""
         note(round=current.round)
         super().on_asked(current)
 
     def on_round_end(self, server_round: int) -> None:
-        """Take note of a round whose lines are written; save it if it is due."""
+        """Take note of a round whose lines are written; write its checkpoint if one is due."""
         self._last = CompleteRound.of(server_round, self.strategy)
         if self._is_save_due(server_round):
             self._save()
 
     def _is_save_due(self, server_round: int) -> bool:
-        """Tell whether a round is to have a checkpoint.
+        """Whether a round is to have a checkpoint.
 
-        Real nodes' rounds are worth more than what a checkpoint costs: there, each round has one as
-        long as they take no more than a small share of the time. A masked round always has one: a
-        keeper does not answer a second time for the model of a round.
+        With real nodes, a lost round costs more than a checkpoint. So each round has one as long as
+        checkpoints take no more than :data:`MOST_SAVING` of the time. A round that cannot be done a
+        second time, since members answer only once for its model, always has one.
         """
         every = self.config.checkpoint_every
         if not every or not server_round:
@@ -194,11 +200,11 @@ class RunRecorder(RunWriter):
         return since_last_save >= self._save_seconds / MOST_SAVING
 
     def on_end(self) -> None:
-        """Leave the report to whoever finishes the run; it is about the last model."""
+        """Evaluate the last model if it was not; :meth:`finish` writes the report."""
         self._evaluate_last()
 
     def _circumstances(self) -> dict[str, Any]:
-        """Return what the summary has beside figures: the run config, too."""
+        """Return what the summary has beside figures, including the run config."""
         return {
             "config": self.config.to_mapping(),
             **super()._circumstances(),
@@ -206,32 +212,32 @@ class RunRecorder(RunWriter):
         }
 
     def restore(self, checkpoint: Checkpoint, grid: Grid) -> ArrayRecord:
-        """Go back to where a checkpoint was made; return the global model of that moment.
+        """Take over the state of a run at a checkpoint; return the global model of that moment.
 
-        Scores stay with a client's lasting id; see
+        Scores belong to clients by their lasting id; see
         :class:`~fedif_flower.messages.client_node.ClientNode`.
 
         Parameters
         ----------
         checkpoint : Checkpoint
-            From the same settings.
+            A checkpoint of a run with the same settings.
         grid : Grid
             The way to the clients.
 
         Raises
         ------
         CheckpointError
-            If anything in it does not belong to this run; no file has changed then.
+            If anything in the checkpoint does not belong to this run; no file has changed then.
         """
         last = checkpoint.server_round
         try:
             arrays = self._take_over(checkpoint)
         except (ValueError, FedIFError) as error:
             raise _unfit(last, str(error)) from error
-        except Exception as error:  # a file that was made by hand can hold anything
+        except Exception as error:  # A file that was made by hand can hold anything.
             raise _unfit(last, repr(error)) from error
         if self.rounds_left:
-            try:  # As at a run's start, but nobody has to come back.
+            try:  # Wait for nodes as at a run's start, but go on without those that do not come.
                 self.strategy.nodes.online(grid, self.strategy.min_available_nodes)
             except TrainingFailedError as error:
                 logger.warning("%s; going on with those that are there", error)
@@ -243,7 +249,7 @@ class RunRecorder(RunWriter):
         return arrays
 
     def _take_over(self, checkpoint: Checkpoint) -> ArrayRecord:
-        """Take over what a checkpoint holds, or raise if it does not fit; return its model."""
+        """Take over what a checkpoint holds, and return its model; raise if it does not fit."""
         last = checkpoint.server_round
         if last > self.num_rounds:
             raise ValueError(f"it is to have {self.num_rounds} rounds")
@@ -266,10 +272,10 @@ class RunRecorder(RunWriter):
         return arrays
 
     def stopped(self, error: BaseException) -> None:
-        """Save the last complete round of a run that an error ends; say how the run goes on.
+        """Save the last complete round of a run that an error ends; log how to resume the run.
 
-        A checkpoint that cannot be written, or would lack a record, is passed over: the error that
-        ends the run counts.
+        If the checkpoint cannot be written, or would lack a record, the run ends without it: the
+        error to report is the one that ended the run.
         """
         last = self.run.done
         if self._last is not None:
@@ -281,7 +287,7 @@ class RunRecorder(RunWriter):
         logger.warning("stopped after round %d of %d; %s", last, self.num_rounds, self._way_on())
 
     def _way_on(self) -> str:
-        """Return in words how a run that stopped goes on."""
+        """Return in words how the stopped run can be resumed."""
         saved = self.checkpoints.last_round
         if saved <= 0:
             return "there is no checkpoint to go on from"
@@ -298,12 +304,15 @@ class RunRecorder(RunWriter):
             self._unsaved[table.name] += lines
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Save the last round, which a callback may have made the last, and write the results."""
+        """Write the last round's checkpoint, if it has none, and the results.
+
+        A callback may have ended the run in a round for which no checkpoint was due.
+        """
         self._save_unsaved()
         return super().finish(state_dict)
 
     def _save_unsaved(self) -> None:
-        """Write a checkpoint of the last complete round unless it has one, or none is wanted."""
+        """Write a checkpoint of the last complete round, unless it has one or they are off."""
         if self._last is None or not self.config.checkpoint_every:
             return
         if self._last.server_round > max(self.checkpoints.last_round, 0):
@@ -311,12 +320,13 @@ class RunRecorder(RunWriter):
 
     def _save(self) -> None:
         """Write a checkpoint of the last complete round."""
-        assert self._last is not None  # callers have made sure
+        assert self._last is not None  # Callers have made sure.
         began = time.perf_counter()
         way_back = None
         if self._last.way_back is not None:
             way_back = self._last.way_back.to_torch_state_dict()
-        # Lines wait for what is still in work, and that may correct what is remembered.
+        # Lines come before records: to return its lines, the attribution finishes a round that is
+        # still in work, which may correct what it remembers.
         lines = self._lines_until(self._last.server_round)
         records = self._records_until(self._last.server_round)
         checkpoint = Checkpoint(
@@ -333,12 +343,12 @@ class RunRecorder(RunWriter):
         self._save_seconds = self._saved_at - began
 
     def _lines_until(self, last: int) -> dict[str, Any]:
-        """Return the lines of each table since the last checkpoint, up to a round."""
+        """Return the lines of each table since the last checkpoint, up to round ``last``."""
         saved = self.checkpoints.last_round
         lines: dict[str, Any] = {}
         for table, unsaved in self._unsaved.items():
-            # What the last checkpoint has goes now, and not as it was saved: a signal may
-            # interrupt a save anywhere.
+            # Lines in the last checkpoint are dropped only now, not in that save: a signal could
+            # have interrupted it anywhere.
             self._unsaved[table] = [line for line in unsaved if line["round"] > saved]
             lines[table] = [line for line in self._unsaved[table] if line["round"] <= last]
         for name, part in self._kept.items():
@@ -346,7 +356,7 @@ class RunRecorder(RunWriter):
         return lines
 
     def _records_until(self, last: int) -> dict[str, Any]:
-        """Return what is remembered beside the tables, as of a round."""
+        """Return what a checkpoint holds beside the tables' lines, as of round ``last``."""
         records: dict[str, Any] = {
             "seconds": self._seconds(),
             "names": dict(self.names),
@@ -358,7 +368,7 @@ class RunRecorder(RunWriter):
 
 
 def _unfit(server_round: int, reason: str) -> CheckpointError:
-    """Return the error of a checkpoint that belongs to no such run."""
+    """Return the error for a checkpoint that does not belong to this run."""
     return CheckpointError(
         f"the checkpoint of round {server_round} does not fit this run: {reason}"
     )

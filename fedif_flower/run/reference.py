@@ -1,8 +1,9 @@
-"""The settings as text: defaults for ``flwr run``, and a table of what each means.
+"""The settings as text: defaults for ``flwr run``, and tables of what each setting means.
 
-``python -m fedif_flower.run.reference`` in a checkout, whose door ``server_app.py`` names the parts
-of a run, writes both into ``pyproject.toml``, where
-``flwr run`` looks for the keys that it accepts, and into ``docs/configuration.md``.
+``python -m fedif_flower.run.reference`` in a checkout writes the defaults into ``pyproject.toml``,
+where ``flwr run`` looks for the keys that it accepts, and the tables into
+``docs/configuration.md``. The parts of a run, whose sections are among the settings, are those that
+``server_app.py`` names.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ END = "<!-- end: settings -->"
 
 
 def own_keys(section: type[Settings]) -> list[str]:
-    """Return the keys that a class declares itself, not those it inherits."""
+    """Return the run-config keys that a class declares itself, without those that it inherits."""
     names = section.__annotations__ or section.model_fields
     return [str(field.alias) for name, field in section.model_fields.items() if name in names]
 
@@ -61,14 +62,15 @@ def toml_defaults(parts: Sequence[RunPart]) -> str:
 
 
 def _sections_of(parts: Sequence[RunPart]) -> dict[str, type[Settings]]:
-    """Return the sections that parts of a run have, by name."""
+    """Return the sections of a run's parts, by name."""
     return {part.settings.section_name(): part.settings for part in parts if part.settings}
 
 
 def markdown_tables(parts: Sequence[RunPart]) -> str:
     """Return the tables of all settings: key, default, what is allowed, what it means.
 
-    Names of one kind, such as attacks, share a table, and a line of it where they share a setting.
+    The settings of all attacks are in one table, and so on for strategies and the other kinds. If
+    several attacks have the same setting, it has one line with all of their keys.
     """
     tables = {title: [section] for title, section in SECTIONS.items()}
     for name, section in _sections_of(parts).items():
@@ -83,7 +85,7 @@ def markdown_tables(parts: Sequence[RunPart]) -> str:
 
 
 def tables_of(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
-    """Return a table for each title in Markdown, of the keys of these sections."""
+    """Return Markdown tables: under each title, the settings that its sections declare."""
     lines: list[str] = []
     for title, sections in titled.items():
         cells = _described(sections)
@@ -95,7 +97,7 @@ def tables_of(titled: Mapping[str, Sequence[type[Settings]]]) -> str:
 def _described(sections: Sequence[type[Settings]]) -> list[list[str]]:
     """Return a line for each setting: keys, default, what is allowed, what it means.
 
-    Sections that share a setting, by its name and all that is said of it, share its line.
+    Settings of several sections share a line if they have the same name, default, range and words.
     """
     keys_by_setting: dict[tuple[str, str, str, str], list[str]] = {}
     for section in sections:
@@ -123,10 +125,16 @@ def _with_signs(text: str) -> str:
 def update(
     project: Path, parts: Sequence[RunPart], more: Mapping[str, str] | None = None
 ) -> list[Path]:
-    """Write the texts into a checkout and return the files that changed.
+    """Write defaults and tables into a checkout, and return the files that changed.
 
-    ``parts`` are those whose sections are in it; ``more`` are texts of other pages of ``docs/``, by
-    name.
+    Parameters
+    ----------
+    project : Path
+        The checkout.
+    parts : sequence of RunPart
+        The parts of a run, whose sections are among the settings.
+    more : mapping of str to str, optional
+        Tables for other pages in ``docs/``, by the page's file name.
     """
     manifest = project / "pyproject.toml"
     text = manifest.read_text()
@@ -135,7 +143,7 @@ def update(
     for name, tables in pages.items():
         page = project / "docs" / name
         new_texts[page] = _with_tables(page.read_text(), tables)
-    # Nothing is written before every text is known to have its place.
+    # Files are written only now: a page without its marks has raised an error before.
     changed = []
     for path, text in new_texts.items():
         if path.read_text() != text:
@@ -145,16 +153,16 @@ def update(
 
 
 def _with_defaults(manifest: str, defaults: str) -> str:
-    """Return a ``pyproject.toml`` with these defaults in place of its own."""
+    """Return the text of a ``pyproject.toml`` with these defaults in place of its own."""
     before, rest = manifest.split(f"[{TOML_SECTION}]\n")
-    # They end where a section begins that is none of theirs.
+    # The old defaults end where the first section that is not one of theirs begins.
     end = re.search(rf"\n\n\[(?!{re.escape(TOML_SECTION)})", rest)
     assert end is not None
     return f"{before}[{TOML_SECTION}]\n{defaults}{rest[end.start() :]}"
 
 
 def _with_tables(page: str, tables: str) -> str:
-    """Return a page with these tables between its two marks."""
+    """Return the text of a page with these tables between its two marks."""
     before = page.split(BEGIN)[0]
     after = page.split(END)[1]
     return f"{before}{BEGIN}\n{tables}\n{END}{after}"

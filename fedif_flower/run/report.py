@@ -1,4 +1,4 @@
-"""The report of a run: its result in a few figures, a table on the terminal, a page for members."""
+"""The report of a run: the page ``report.md``, and the tables that commands print."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedif_flower.storage import write_atomically
 from fedif_flower.tables import ResultTable, decimals_for, shown_number
 
 _UNKNOWN = "-"
-Points = dict[int, list[tuple[int, float]]]  # Rounds and values, by client.
+Points = dict[int, list[tuple[int, float]]]  # Pairs of round and value, by client id.
 
 
 def write_report(
@@ -30,7 +30,16 @@ def write_report(
 ) -> None:
     """Write pictures and ``report.md`` beside the tables of a run that is over.
 
-    One that is not finished was ended by an error.
+    Parameters
+    ----------
+    run : Run
+        The run.
+    summary : mapping
+        Its figures, as ``summary.json`` holds them.
+    title : str
+        The title of the report.
+    is_finished : bool
+        Whether the run came to its end; ``False``: an error ended it.
     """
     rounds = run.lines("rounds")
     lines = [f"# {title}", "", *figures_table(summary).to_markdown(), ""]
@@ -51,14 +60,17 @@ def write_report(
 
 
 def _paragraph(text: str) -> list[str]:
-    """Return the lines of a paragraph, with an empty one behind them; nothing for no text."""
+    """Return the lines of a paragraph and an empty line behind it; no lines for an empty text."""
     if not text:
         return []
     return [*wrap(text, 100), ""]
 
 
 def _missing_attacks(run: Run) -> str:
-    """Return how many replies of malicious clients were errors, in words; empty: none was."""
+    """Return a sentence about malicious clients that answered by an error; empty: none did.
+
+    In those rounds their attack did not take place.
+    """
     statuses = [line["status"] for line in run.lines_of_complete_rounds() if line["malicious"]]
     num_failed = statuses.count("failed")
     if not num_failed:
@@ -71,7 +83,7 @@ def _missing_attacks(run: Run) -> str:
 
 
 def _has_losses(rounds: Iterable[Line]) -> bool:
-    """Tell whether a model of the run was evaluated on held-out data."""
+    """Whether a model of the run was evaluated on held-out data."""
     for row in rounds:
         if row.get("test_loss") is not None or row.get("validation_loss") is not None:
             return True
@@ -79,11 +91,12 @@ def _has_losses(rounds: Iterable[Line]) -> bool:
 
 
 def _member_pictures(run: Run) -> list[str]:
-    """Draw members' contributions and scores, as far as the run has any; return the links."""
+    """Draw members' contributions and weight scores if there are any; return links in Markdown."""
     members = {member.client_id: (member.label, member.malicious) for member in run.members}
     lines = []
     contributed = _contributed(run)
-    for client_id in contributed:  # Rounds before this folder's first have lines elsewhere.
+    # Contributions may be of earlier rounds than the lines of ``clients.csv`` in this folder.
+    for client_id in contributed:
         members.setdefault(client_id, (str(client_id), False))
     if contributed:
         path = run.folder.pictures["attribution"]
@@ -112,7 +125,7 @@ def _member_pictures(run: Run) -> list[str]:
 
 
 def _contributed(run: Run) -> Points:
-    """Return what each client has contributed so far, by round; nothing before the first."""
+    """Return the sum of each client's contributions up to each round; it begins at (0, 0)."""
     contributed: Points = {}
     for line in run.attributed.parts:
         points = contributed.setdefault(line["client_id"], [(0, 0.0)])
@@ -132,7 +145,7 @@ def _scores(run: Run) -> Points:
 
 
 def figures_table(summary: Mapping[str, Any], title: str = "") -> ResultTable:
-    """Return the figures that a person looks at first, as far as they are known."""
+    """Return a table of the figures that a person looks at first, without unknown ones."""
     rows = []
     for name, figures in summary.get("metrics", {}).items():
         rows.append((f"test {name}", shown_number(figures["test"], ".4g")))
@@ -160,7 +173,7 @@ def figures_table(summary: Mapping[str, Any], title: str = "") -> ResultTable:
 
 
 def _decrease(gain: Mapping[str, float | None]) -> str:
-    """Return in words by how much the validation loss fell, and by whom."""
+    """Return in words by how much the validation loss fell, and how much of it is members'."""
     decrease = gain["decrease"]
     remainder = gain["remainder"]
     if decrease is None or remainder is None:
@@ -176,7 +189,7 @@ def _decrease(gain: Mapping[str, float | None]) -> str:
 
 
 def _remainder(summary: Mapping[str, Any]) -> str:
-    """Return a paragraph about the decrease that nobody contributed; empty: there is none."""
+    """Return a paragraph about the part of the decrease that is nobody's; empty: there is none."""
     gain = summary.get("attribution")
     if gain is None or not gain["remainder"]:
         return ""
@@ -194,21 +207,21 @@ def _remainder(summary: Mapping[str, Any]) -> str:
 
 
 def bound_in_words(rounds: Iterable[Line]) -> str:
-    """Return in how many rounds the one-step bound held, and how straight the steps were.
+    """Return in words how often the descent lemma's bound held, and how well slopes foretold steps.
 
-    Empty where no step was measured.
+    The text is empty if no step was measured.
 
     Parameters
     ----------
     rounds : iterable of mapping
-        Lines of ``attribution_rounds.csv``.
+        The lines of ``attribution_rounds.csv``.
     """
     steps = [row for row in rounds if row.get("slope") is not None]
     if not steps:
         return ""
     num_held = sum(bool(row["bound_held"]) for row in steps)
     words = f"The one-step bound of the descent lemma held in {num_held} of {len(steps)} rounds"
-    # What the slope foretold, in parts of what the loss did.
+    # For each step, the change that the slope foretold over the change that came.
     ratios = [row["slope"] / -row["decrease"] for row in steps if row["decrease"]]
     if ratios:
         median = statistics.median(ratios)
@@ -223,7 +236,7 @@ def _percent(value: float | None) -> str:
 
 
 def _completeness_section(completeness: Completeness, *, is_finished: bool) -> list[str]:
-    """Return a Markdown section: the verdict, and who lacks what, with its rounds as letters."""
+    """Return a Markdown section: the verdict, and a table of members that have missed turns."""
     headline = completeness.headline
     if not is_finished:
         until = f"an error ended the run after round {completeness.rounds}. Until then:"
@@ -243,9 +256,9 @@ def _completeness_section(completeness: Completeness, *, is_finished: bool) -> l
 
 
 def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
-    """Return what became of members' requests, and when they could not be asked."""
+    """Return a table of what became of members' requests, and of their absences."""
     counted = ["asked", "answered", "late", "missing", "refused", "paused", "offline"]
-    # These are rare: each has a column where somebody has any.
+    # These two are rare: they have a column only if a member has any.
     counted += [name for name in ("revoked", "not admitted") if _has_any(members, name)]
     cells = []
     for member in members:
@@ -259,12 +272,12 @@ def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
 
 
 def _has_any(members: Iterable[MemberTurns], name: str) -> bool:
-    """Tell whether something became of a member's request, once at least."""
+    """Whether any of the members has a count under a name, such as ``revoked``."""
     return any(member.count[name] for member in members)
 
 
 def _letters_section(members: Iterable[MemberTurns]) -> list[str]:
-    """Return members' rounds as letters, with a legend; nothing where there are too many."""
+    """Return members' rounds as letters, with a legend; no lines if there are too many letters."""
     drawn = [member for member in members if member.rounds]
     if not drawn:
         return []
@@ -276,7 +289,7 @@ def _letters_section(members: Iterable[MemberTurns]) -> list[str]:
 
 
 def column_words(columns: Sequence[str], scoring: Scoring | None = None) -> str:
-    """Return what the columns of members mean; with ``scoring`` also how scores come about."""
+    """Return what the columns of a members' table mean; with ``scoring``, how scores come about."""
     score_words = ""
     if scoring:
         score_words = scoring.words()

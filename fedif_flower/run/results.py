@@ -26,37 +26,38 @@ from fedif_flower.tables import ResultTable, decimals_for, shown_number
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-UNFINISHED = "unfinished"  # It goes on, or was stopped: its completeness is not known yet.
+UNFINISHED = "unfinished"  # The run goes on or was stopped: it has no verdict yet.
 TABLES = ("members", "rounds", "clients", "attendance", "attribution")
 DRAWN = ("members", "rounds")
 
 
 class Attributed(NamedTuple):
-    """Lines of a run's contributions: ``attribution_rounds.csv``, and ``attribution.csv``."""
+    """A run's contributions: the lines of ``attribution_rounds.csv`` and ``attribution.csv``."""
 
     rounds: list[Line]
     parts: list[Line]
 
 
 class Run:
-    """What a run left in its folder: complete, stopped, going on, or written by a ``RunWriter``.
+    """What a run left in its folder, whether it is complete, was stopped or goes on.
 
     Parameters
     ----------
     path : str or Path
-        The folder.
+        The run's folder.
 
     Attributes
     ----------
     folder : RunFolder
-        Its files.
+        The files of the run.
     config, summary : mapping
-        Its run config and figures; empty where it left none. An app of its own has no run config.
+        Its run config and its figures; empty if there are none. A run that a ``RunWriter`` wrote
+        has no run config.
 
     Raises
     ------
     ConfigError
-        If there is no run.
+        If the folder holds no run.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -73,38 +74,38 @@ class Run:
 
     @property
     def title(self) -> str:
-        """Strategy, data and attack; without a run config its report's title or folder's name."""
+        """Strategy, data and attack; without a run config, the report's title or folder's name."""
         if self.config:
             return run_title(self.config)
         return str(self.summary.get("title") or self.name)
 
     @property
     def state(self) -> str:
-        """Whether it is complete, as its report says it; before its end it is unfinished."""
+        """How complete the run is, as its report says; before its end it is ``"unfinished"``."""
         if not self.summary:
             return UNFINISHED
         return self.completeness.verdict
 
     def __repr__(self) -> str:
-        """Say how far it came."""
+        """Return folder, title, number of rounds and state."""
         where = repr(str(self.folder.path))
-        last_round = self.last_round  # Which reads the table of rounds.
+        last_round = self.last_round  # Read once: it reads the table of rounds.
         rounds = "1 round" if last_round == 1 else f"{last_round} rounds"
         return f"Run({where}: {visible(self.title)}, {rounds}, {self.state})"
 
     @property
     def last_round(self) -> int:
-        """How far it came."""
+        """The last round that is complete; 0: there is none."""
         return max((line["round"] for line in self.lines("rounds")), default=0)
 
     def lines(self, table: str = "members") -> list[Line]:
-        """Return a table's lines by column, in numbers where they are numbers.
+        """Return a table's lines, each as values by column; numbers are numbers.
 
         Parameters
         ----------
         table : {"members", "rounds", "clients", "attendance", "attribution"}
-            A line for each member; for each round; for each client in a round; wherever a member
-            came or left; for what each contributed to a round.
+            The table: a line for each member; for each round; for each client in a round; for each
+            time that a member came, left or was paused; for each client's contribution to a round.
 
         Raises
         ------
@@ -124,9 +125,9 @@ class Run:
         return lines
 
     def lines_of_complete_rounds(self) -> list[Line]:
-        """Return the lines of ``clients.csv`` without a round that goes on, or that was cut off.
+        """Return the lines of ``clients.csv`` whose rounds are complete.
 
-        A round's own line in ``rounds.csv`` is written last.
+        A round is complete once it has a line in ``rounds.csv``, which is written last.
         """
         last = self.last_round
         return [line for line in self.lines("clients") if line["round"] <= last]
@@ -141,7 +142,7 @@ class Run:
         ConfigError
             If there is no such table.
         """
-        from pandas import DataFrame  # Nothing else needs it.
+        from pandas import DataFrame  # Imported here: nothing else needs pandas.
 
         return DataFrame(self.lines(table))
 
@@ -153,7 +154,7 @@ class Run:
 
     @cached_property
     def completeness(self) -> Completeness:
-        """Whether what it asked for came, in complete rounds."""
+        """How complete the run is, judged by its complete rounds."""
         attendance = [line for line in self.lines("attendance") if line["round"] <= self.last_round]
         return completeness(
             self.lines("rounds"),
@@ -165,7 +166,7 @@ class Run:
 
     @property
     def _settings(self) -> Mapping[str, Any]:
-        """What is known of its settings; a run that has just begun may have left none."""
+        """The settings that are known; a run that has just begun may have written none yet."""
         try:
             return self.folder.settings()
         except FileNotFoundError:
@@ -173,7 +174,11 @@ class Run:
 
     @cached_property
     def members(self) -> tuple[Member, ...]:
-        """Everybody who was asked in a complete round, the largest contribution or score first."""
+        """All members that were asked in a complete round.
+
+        Those with the largest contributions come first or, in a run without contributions, those
+        with the largest weight scores.
+        """
         with refused_as(ConfigError, f"the tables of {self.folder.path} cannot be read"):
             lines_by_client: dict[int, list[Line]] = {}
             for line in self.lines_of_complete_rounds():
@@ -189,19 +194,19 @@ class Run:
             return tuple(sorted(members, key=lambda member: sort_key(member, column)))
 
     def sort(self, by: str) -> tuple[Member, ...]:
-        """Return the members in the order of a column, the largest first; texts from A on.
+        """Return the members sorted by a column, the largest value first; names from A on.
 
         Raises
         ------
         ConfigError
-            If there is no such column.
+            If members have no such column.
         """
         columns = [field.name for field in fields(Member)]
         require(by in columns, "sort", by, ", ".join(columns))
         return tuple(sorted(self.members, key=lambda member: sort_key(member, by)))
 
     def table(self, by: str = "") -> ResultTable:
-        """Return the members as a table, in the order of a column; what nobody has is left out."""
+        """Return the members as a table, sorted by a column; empty columns are left out."""
         members = self.members
         if by:
             members = self.sort(by)
@@ -212,7 +217,7 @@ class Run:
         return ResultTable(self.title, columns, cells, num_labels=1)
 
     def _table_line(self, member: Member, forms: Mapping[str, str]) -> dict[str, str]:
-        """Return a member's cells by column; a dash where there is nothing."""
+        """Return a member's cells by column; a dash stands for a missing value."""
         form = forms["contribution"]
         label = member.label
         if member.malicious:
@@ -233,23 +238,24 @@ class Run:
         }
 
     def plot(self, path: str | Path, of: str = "members") -> Path:
-        """Draw the members, or what each had in each round.
+        """Draw the members, or what each of them had in each round; return the picture's path.
 
         Parameters
         ----------
         path : str or Path
             The PNG file, ``*.png``.
         of : {"members", "rounds"}
-            What each member contributed, with its interval (else its weight score), of the 40
-            members who come first; or its influence and its weight over the rounds.
+            ``"members"``: what each of the first 40 members contributed, with its interval, or else
+            its weight score. ``"rounds"``: the influence and the weight of each member in each
+            round.
 
         Raises
         ------
         ConfigError
-            If the run has nothing of it, or the path is that of another kind of file.
+            If the run has nothing to draw, or the path does not end with ``.png``.
         """
         require(of in DRAWN, "of", of, ", ".join(DRAWN))
-        # Else a program that goes by the name would take the file for what it is not.
+        # The file is a PNG whatever its name: another ending would mislead programs that read it.
         require(Path(path).suffix.lower() == ".png", "picture", str(path), "a file *.png")
         picture = Path(path)
         if of == "rounds":
@@ -269,9 +275,9 @@ class Run:
 
     @cached_property
     def attributed(self) -> Attributed:
-        """What each round gained, and each client's part of it; rounds that are complete."""
+        """What each complete round gained, and each client's part of it."""
         rounds = read_table(self.folder.attributed_rounds.path, more=True).to_pylist()
-        # A round's own line is written last: where there is one, its clients' lines are complete.
+        # A round's own line is written last: if it is there, its clients' lines are complete.
         complete = {row["round"] for row in rounds}
         columns = {"round": "int64", "client_id": "uint64", "contribution": "double"}
         for column in self._blocks:
@@ -281,13 +287,13 @@ class Run:
 
     @cached_property
     def _blocks(self) -> dict[str, float]:
-        """Each block's part of the held-out examples, by its column of contributions."""
+        """Each block's part of the held-out examples, by the block's column of contributions."""
         weights = self.folder.provenance.read_if_there().get(BLOCKS_KEY) or []
         return {f"{BLOCK_COLUMN}{block}": weight for block, weight in enumerate(weights)}
 
     @property
     def _is_split(self) -> bool:
-        """Whether all contributions are split by blocks; those of masked rounds are not."""
+        """Whether all contributions are split by blocks, which those of masked rounds are not."""
         if not self._blocks:
             return False
         for row in self.attributed.parts:
@@ -297,13 +303,13 @@ class Run:
 
     @property
     def interval(self) -> str:
-        """What members' intervals are about: other held-out examples, or luck of the rounds."""
+        """What members' intervals are about, in words: another held-out set, or other rounds."""
         if self._is_split:
             return "95 %, other held-out set"
         return "95 %, other rounds"
 
     def _contributions(self) -> dict[int, Contribution]:
-        """Return each member's contribution over the run, and the ends of its interval."""
+        """Return each member's contribution and the ends of its interval, by client id."""
         blocks = {}
         if self._is_split:
             blocks = self._blocks
@@ -316,27 +322,27 @@ def load(path: str | Path) -> Run:
     Parameters
     ----------
     path : str or Path
-        The folder, as a run's last line names it.
+        The run's folder; the last line that ``fedif run`` prints names the report in it.
 
     Raises
     ------
     ConfigError
-        If there is no run.
+        If the folder holds no run.
     """
     return Run(path)
 
 
 def run_title(settings: Mapping[str, Any]) -> str:
-    """Return what a run is called."""
+    """Return what a run with these settings is called: its strategy, its data and its attack."""
     title = f"{settings.get('strategy', '?')} on {subject_of(settings)}"
-    attack = settings.get("attack", "none")  # A RunWriter knows of none.
+    attack = settings.get("attack", "none")  # Settings that a RunWriter wrote name no attack.
     if attack != "none":
         title += f", attack: {attack}"
     return title
 
 
 def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Member:
-    """Return what became of a member, from its lines of ``clients.csv``."""
+    """Return what became of a member, by its lines of ``clients.csv`` in the order of rounds."""
     status = Counter(line["status"] for line in lines)
     weight_score = None
     for line in lines:
@@ -361,7 +367,7 @@ def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Mem
 
 
 def _form_of(members: Sequence[Member], column: str) -> str:
-    """Return the format in which a column's values can be told apart, however small they are."""
+    """Return the number format for a column: its largest value is shown with four digits."""
     known = []
     for member in members:
         value = getattr(member, column)
@@ -372,7 +378,7 @@ def _form_of(members: Sequence[Member], column: str) -> str:
 
 
 def _columns_with_values(lines: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the columns in which a line has something."""
+    """Return the columns in which some line has a value other than a dash."""
     if not lines:
         return []
     columns = []

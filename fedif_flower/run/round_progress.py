@@ -1,4 +1,4 @@
-"""How far a run is, for notebooks and scripts: a line every so often."""
+"""How far a run is, for notebooks and scripts: a line each round, or every few rounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedif_flower.server.run import Callback, RunningStrategy
 
 
 class ShowRounds(Callback):
-    """Prints one line for each round, for notebooks and scripts, in place of Flower's own.
+    """Prints one line for each round, for notebooks and scripts, in place of Flower's log.
 
-    Flower logs five lines a round and the whole result at the end; its warnings alone are shown
-    while the rounds last.
+    Flower logs five lines a round and the whole result at the end. While the rounds last, only its
+    warnings and errors are shown.
 
     Parameters
     ----------
@@ -30,21 +30,21 @@ class ShowRounds(Callback):
         self._level = self._flower.level
 
     def on_start(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
-        """Keep Flower's own lines off the screen."""
+        """Let Flower log only warnings and errors."""
         self._level = self._flower.level
         self._flower.setLevel(max(self._level, logging.WARNING))
 
     def on_round(self, current: Round) -> None:
-        """Keep the round until its model has been looked at."""
+        """Keep the round until its metrics are known."""
         self._round = current
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
-        """Print the round's line where it is due."""
+        """Print the round's line, if one is due."""
         current = self._round
         if server_round % self._every or current is None or current.round != server_round:
             return
         counts = current.counts
-        # Clients that are late still work: their replies belong to a round to come.
+        # Late clients are still training: their replies may count in a later round.
         num_due = len(current.clients) - counts["late"]
         parts = [f"{counts['accepted']} of {num_due} replies"]
         parts += [f"{name.replace('-', ' ')} {value:.4g}" for name, value in metrics.items()]

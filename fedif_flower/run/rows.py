@@ -1,4 +1,4 @@
-"""A run's tables as files: how cells are written, and the reader that everybody shares."""
+"""A run's tables as CSV files: how cells are written, and how tables are read."""
 
 from __future__ import annotations
 
@@ -14,18 +14,29 @@ from typing import Any
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import regular
 
-Line = Mapping[str, Any]  # Of a table: values by column.
+Line = Mapping[str, Any]  # A line of a table: its values by column.
+# The columns that hold texts.
 _TEXTS = ("status", "rejection", "note", "reason", "losses", "presence", "at", "name")
 _NONE: Mapping[str, Any] = MappingProxyType({})
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # A spreadsheet takes a text that begins so for one.
+# A spreadsheet takes a text that begins with one of these for a formula.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = False) -> Any:
-    """Return the whole lines of a table that a run may be writing, as a ``pyarrow.Table``.
+    """Return the lines of a table as a ``pyarrow.Table``.
 
-    A last line may be half there. A column of ``types`` that is not there is empty; ``more``: all
-    columns of the file are read, and none is added. Texts are without the sign that :func:`cell`
-    puts before some.
+    A run may be writing the table: a last line that is only half there is left out. Texts come
+    without the apostrophe that :func:`cell` puts before some.
+
+    Parameters
+    ----------
+    path : Path
+        The file; if it is not there, the result has no lines.
+    types : mapping of str to type
+        The types of columns, by name. Only these columns are read; one that the file lacks is
+        empty.
+    more : bool
+        Read all columns of the file instead, and add none that it lacks.
 
     Raises
     ------
@@ -33,10 +44,10 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
         If a whole line has fewer or more cells than the table has columns, a cell is not of its
         column's type, or the file cannot be read.
     """
-    import pyarrow as pa  # which clients and command lines should not have to wait for
+    import pyarrow as pa  # Imported here: clients and commands should not wait for it.
     import pyarrow.csv as pa_csv
 
-    # Else a column of ids that need 64 bits, or of texts that look like numbers, is guessed wrong.
+    # pyarrow would guess a wrong type for ids that need 64 bits, and texts that look like numbers.
     column_types = {"client_id": pa.uint64(), **dict.fromkeys(_TEXTS, pa.string()), **types}
     conversion = pa_csv.ConvertOptions(
         column_types=column_types, null_values=[""], strings_can_be_null=True
@@ -48,8 +59,9 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
         content = _whole_lines(path)
         if not content:
             return pa.schema(types).empty_table()
-        # A thread of pyarrow's may hold what it reads for some ms longer. If that were Python's,
-        # and Python came to its end meanwhile, the process would abort (apache/arrow#34314).
+        # pyarrow gets a copy in memory of its own, since one of its threads may hold what it reads
+        # for some ms longer. If that memory were Python's, and Python ended meanwhile, the process
+        # would abort (apache/arrow#34314).
         copy = pa.BufferOutputStream()
         copy.write(content)
         table = pa_csv.read_csv(pa.BufferReader(copy.getvalue()), convert_options=conversion)
@@ -59,7 +71,7 @@ def read_table(path: Path, types: Mapping[str, Any] = _NONE, *, more: bool = Fal
 
 
 def _with_texts_as_they_were(table: Any) -> Any:
-    """Return a ``pyarrow.Table`` with :func:`text_in` of each text."""
+    """Return a ``pyarrow.Table`` in which each text is as :func:`text_in` returns it."""
     import pyarrow.compute as pc
 
     signs = re.escape("".join(_FORMULA))
@@ -71,7 +83,7 @@ def _with_texts_as_they_were(table: Any) -> Any:
 
 
 def _whole_lines(path: Path) -> bytes:
-    """Return a file up to its last line end; empty where there is none."""
+    """Return a file's content up to its last line break; empty if there is no file."""
     if not path.is_file():
         return b""
     with open(path, "rb", opener=regular) as file:
@@ -80,17 +92,25 @@ def _whole_lines(path: Path) -> bytes:
 
 
 def read_rows(path: Path, rest: str | None = None, *, ended: bool = False) -> list[dict[str, str]]:
-    """Return the lines of a CSV file; a last one that was cut off by a crash is left out.
+    """Return the lines of a CSV file; a last line that was cut off by a crash is left out.
 
-    ``rest``, if it is given, stands for the cells that a line lacks, wherever it is. A last line
-    without an end was cut off where it lacks a cell; with ``ended``, of a file each of whose lines
-    is written with its end, in any case: of its last cell a part may be missing.
+    Parameters
+    ----------
+    path : Path
+        The file; if it is not there, there are no lines.
+    rest : str, optional
+        The value of cells that a line lacks at its end. With a value, lines may also have more
+        cells than there are columns. ``None``: every line needs as many cells as there are columns.
+    ended : bool
+        Whether the file was written with a line break at the end of each line. If so, a last line
+        without a line break was cut off, since a part of its last cell may be missing. If not, such
+        a line was cut off only if it lacks a cell.
 
     Raises
     ------
     ConfigError
-        Naming the line, if any other one has fewer or more cells than the table has columns, or
-        the first one names a column twice.
+        If any other line has fewer or more cells than there are columns, or the first line names a
+        column twice; the error names the line.
     """
     if not path.exists():
         return []
@@ -103,7 +123,7 @@ def read_rows(path: Path, rest: str | None = None, *, ended: bool = False) -> li
             raise ConfigError(f"{path}, line 1: the column {column!r} is there {count} times")
     is_whole = text.endswith(("\n", "\r"))
     if rows and not is_whole and (ended or None in rows[-1].values()):
-        rows.pop()  # It was cut off.
+        rows.pop()  # The last line was cut off.
     for number, row in enumerate(rows, start=2):
         if None in row.values():
             raise ConfigError(f"{path}, line {number}: fewer cells than columns")
@@ -122,9 +142,9 @@ def csv_text(rows: Iterable[Iterable[object]]) -> str:
 
 
 def text_of_cells(rows: Iterable[Iterable[str]]) -> str:
-    """Return cells as they were read as the lines of a CSV file, each as it was written.
+    """Return cells that were read from a CSV file as its lines again, unchanged.
 
-    In text the number -1 cannot be told from a word: :func:`csv_text` would put a sign before it.
+    :func:`csv_text` would change some: read as a text, the number -1 looks like a formula.
     """
     text = StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
@@ -132,19 +152,19 @@ def text_of_cells(rows: Iterable[Iterable[str]]) -> str:
 
 
 def cell(value: object) -> object:
-    """Return a value as a CSV file holds it."""
+    """Return a value as a CSV file holds it: a text like a formula gets an apostrophe in front."""
     if value is None:
         return ""
     if isinstance(value, bool):
         return int(value)
-    # A client may have written it.
+    # The text may be a client's: a spreadsheet must not take it for a formula.
     if isinstance(value, str) and value.startswith(_FORMULA):
         return "'" + value
     return value
 
 
 def text_in(written: str) -> str:
-    """Return the text of a cell, without the sign that :func:`cell` puts before some."""
+    """Return the text of a cell, without the apostrophe that :func:`cell` puts before some."""
     text = written.removeprefix("'")
     if text.startswith(_FORMULA):
         return text

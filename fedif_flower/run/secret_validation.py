@@ -1,15 +1,17 @@
-"""The part of the held-out data that pays and never weighs, drawn by a salt that nobody knows.
+"""Secret held-out data: members are paid by them, and no update is ever weighed by them.
 
-The server keeps one secret beside the key that signs statements. A run's salt is
+They are test examples, drawn by a secret salt. The server keeps one secret beside the key that
+signs statements. A run's salt and the commitment to it are
 
     salt = HMAC-SHA256(secret, nonce),    commitment = SHA-256(salt)
 
-with a nonce of its own, which checkpoints keep. Nonce and commitment are in ``provenance.json``
-before the first round; the statement opens the salt, so that everyone can draw the same examples.
+where the nonce is drawn for the run and kept in its checkpoints. Nonce and commitment are in
+``provenance.json`` before the first round. The statement reveals the salt, so that everyone can
+draw the same examples.
 
-What members are paid by is examined like the validation split, and its loss is corrected for its
-own share of wrong labels. Records say which share that is, and of no example whether it looks
-wrong: that would tell which examples they are.
+The secret data are examined like the validation split, and their loss is corrected for their own
+share of wrong labels. Records hold that share, but do not say which examples look wrong: that would
+tell which examples were drawn.
 """
 
 from __future__ import annotations
@@ -40,30 +42,37 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 
+# Keys in the provenance; checkpoints have the nonce and the examination, too.
 NONCE = "paying_nonce"
 COMMITMENT = "paying_commitment"
-PAYING_KEY = "paying_held_out"  # In provenance and checkpoints: what was found in them.
-PAYING_WITNESS = "paying_contradicted"  # In rounds.csv: how many labels a model contradicts.
-_BYTES = 32
+PAYING_KEY = "paying_held_out"  # The examination of the secret data.
+PAYING_WITNESS = "paying_contradicted"  # In rounds.csv: the share of labels a model contradicts.
+_BYTES = 32  # Of the server's secret.
 
 
 def commitment_of(salt: str) -> str:
-    """Return the commitment to a salt, which is published before the run."""
+    """Return the commitment to a salt, which is published before the first round."""
     return hashlib.sha256(salt.encode()).hexdigest()
 
 
 def salt_of(nonce: str, path: Path | None = None) -> str:
-    """Return the salt of a nonce.
+    """Return the salt that belongs to a nonce, in hex.
 
-    The server's secret, beside the key that signs statements, is made with mode 0600 if it is not
-    there.
+    The server's secret is made, readable by its owner alone, if it is not there yet.
+
+    Parameters
+    ----------
+    nonce : str
+        The run's nonce.
+    path : Path, optional
+        The file of the secret. Default: beside the key that signs statements.
 
     Raises
     ------
     ConfigError
-        If others may read the secret, or it is none.
+        If others may read the secret, or if it cannot be read.
     StorageError
-        If it cannot be made.
+        If the secret cannot be made.
     """
     path = path or config_folder() / "validation-secret"
     if not path.exists():
@@ -79,9 +88,9 @@ def salt_of(nonce: str, path: Path | None = None) -> str:
 def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
     """Return the task with another validation split: as many test examples, drawn by a salt.
 
-    They are drawn by class. Their loss is the task's own, which allows for no wrong labels. Nothing
-    weighs by them, and nothing is trained on them: what the test split says of the model stays
-    true.
+    The draw is stratified by class. The loss of the new split is the task's own, not corrected for
+    wrong labels. No update is weighed by these examples, and no model is trained on them, so that
+    the test split still measures the model without bias.
 
     Raises
     ------
@@ -101,16 +110,16 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
 
 @dataclass(frozen=True)
 class SecretData:
-    """The data that pay in a run, as they are before its first round.
+    """The secret data of a run, as they are before its first round.
 
     Attributes
     ----------
     nonce, commitment : str
-        Of the salt that they were drawn by.
+        The nonce of the salt that they were drawn by, and the commitment to the salt.
     record : mapping
         What an examination found, and for which share of wrong labels the loss is corrected.
     validation : Validation
-        They themselves, with the corrected loss.
+        The data, with the corrected loss.
     """
 
     nonce: str
@@ -122,16 +131,16 @@ class SecretData:
     def of_run(
         cls, loaded: LoadedTask, check: HeldOutCheck, memory: Mapping[str, Any]
     ) -> SecretData:
-        """Draw and examine them, or take over what an earlier attempt found.
+        """Draw the data and examine them; a resumed run takes over what was found before.
 
         Parameters
         ----------
         loaded : LoadedTask
             The run's task.
         check : HeldOutCheck
-            What is done about wrong labels.
+            How the data are examined, and their loss corrected.
         memory : mapping
-            :attr:`memory` of the attempt that the run goes on from; empty: it begins.
+            :attr:`memory` of the run that this one is resumed from; empty: the run is new.
         """
         nonce = str(memory.get(NONCE) or secrets.token_hex(16))
         salt = salt_of(nonce)
@@ -144,26 +153,26 @@ class SecretData:
             if check.vet:
                 held_out = examine(part, check.seconds, is_in_test=True)
             corrected, record = corrected_task(part, Correction.of(check, held_out), held_out)
-            record.pop("suspects", None)  # They would tell which examples these are.
+            record.pop("suspects", None)  # They would tell which examples were drawn.
         return cls(nonce, commitment_of(salt), record, corrected.validation)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """What ``provenance.json`` has of them."""
+        """What ``provenance.json`` holds about the data."""
         return {**self.memory, COMMITMENT: self.commitment}
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What checkpoints have of them."""
+        """What checkpoints hold about the data."""
         return {NONCE: self.nonce, PAYING_KEY: dict(self.record)}
 
     @property
     def held_out(self) -> HeldOut | None:
-        """What the examination found; ``None``: there was none."""
+        """What the examination found; ``None``: the data were not examined."""
         return recorded_examination(self.record)
 
     def remarks(self) -> list[str]:
-        """Return what there is to say of them, a sentence each."""
+        """Return remarks about the data for the log and the report, one sentence each."""
         remarks = []
         if self.held_out is not None:
             remarks.append(f"secret data, which pay: {self.held_out.words()}")
@@ -173,23 +182,30 @@ class SecretData:
 
 
 def with_recorded_loss(part: LoadedTask, provenance: Mapping[str, Any]) -> Validation:
-    """Return the data that pay with the loss that a run's provenance tells of.
+    """Return the data that members are paid by, with the loss corrected as the provenance says.
 
-    Runs of earlier versions corrected it for what they found in the validation split.
+    Runs of earlier versions corrected it by what they found in the validation split.
+
+    Parameters
+    ----------
+    part : LoadedTask
+        The task whose validation split is the data that members are paid by.
+    provenance : mapping
+        The content of the run's ``provenance.json``.
     """
     return with_recorded_noise(part, provenance, examined_key(provenance)).validation
 
 
 def is_secret(provenance: Mapping[str, Any]) -> bool:
-    """Tell whether a run pays by other held-out data than it weighs by."""
+    """Whether a run pays by secret data, and not by the data that it weighs by."""
     return COMMITMENT in provenance
 
 
 def examined_key(provenance: Mapping[str, Any]) -> str:
-    """Return where a provenance says for which share the loss of what pays is corrected."""
+    """Return the key in a provenance under which the examination of the paying data is."""
     return PAYING_KEY if PAYING_KEY in provenance else HELD_OUT_KEY
 
 
 def witness_of(provenance: Mapping[str, Any]) -> str:
-    """Return the column of ``rounds.csv`` that says how many labels that pay are contradicted."""
+    """Return the column of ``rounds.csv`` with the share of paying labels that are contradicted."""
     return PAYING_WITNESS if is_secret(provenance) else WITNESS

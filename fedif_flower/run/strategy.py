@@ -1,4 +1,4 @@
-"""The strategy that a run config names."""
+"""How the strategy that a run config names is built."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.registry import StrategyParts, build_named
 from fedif_flower.tasks.config import TrainingConfig
 
-# Arguments of a strategy's setup that keys of the run config say under the same name.
+# Arguments of Setup that are settings of the run config under the same name.
 SAME_NAMES = (
     "seed",
     "device",
@@ -29,14 +29,27 @@ SAME_NAMES = (
     "max_paused_turns",
     "max_examples_ratio",
 )
-# A reply's bound where a task does not say how many training examples there are.
+# The most examples that a reply may claim, if the task does not say how many there are.
 MOST_EXAMPLES = 10_000_000
 
 
 def build_strategy(
     loaded: LoadedTask, setup: Mapping[str, Any] = MappingProxyType({})
 ) -> ScreenedStrategy:
-    """Return the strategy that the run config names; ``setup`` has what parts of a run set."""
+    """Return the strategy that the run config names.
+
+    Parameters
+    ----------
+    loaded : LoadedTask
+        The run's task and settings.
+    setup : mapping
+        Arguments of :class:`~fedif_flower.server.setup.Setup` that the parts of the run set.
+
+    Raises
+    ------
+    ConfigError
+        If the strategy does not fit the task or the settings.
+    """
     config = loaded.config
     base = BaseArguments(
         fraction_train=config.share_at_work,
@@ -70,7 +83,7 @@ def build_strategy(
 
 
 def _setup(loaded: LoadedTask, of_parts: Mapping[str, Any]) -> Setup:
-    """Return what every strategy of the run is set up with, and what its parts set."""
+    """Return the setup of the strategy: by the run config, the task, and the parts of the run."""
     config = loaded.config
     same = {name: getattr(config, name) for name in SAME_NAMES}
     return Setup(
@@ -92,7 +105,7 @@ def malicious_marker(config: RunConfig) -> Callable[[ClientNode], bool]:
         malicious = malicious_partitions(config.num_clients, config.malicious_fraction, config.seed)
 
     def is_malicious(node: ClientNode) -> bool:
-        if node.attack:  # It says so itself, in a demo.
+        if node.attack:  # In a demo, a node says itself whether it attacks.
             return node.attack != "none"
         return node.partition_id in malicious
 

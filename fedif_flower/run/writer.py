@@ -1,8 +1,8 @@
-"""A federation's rounds and clients as files, for those who have no run config.
+"""A federation's rounds and clients as files, for runs without a run config.
 
-``provenance.json`` comes first, with what the objects of an app of its own tell of themselves;
-``rounds.csv`` and ``clients.csv`` grow by whole lines, and ``summary.json`` comes last: its
-presence means that the run came to its end.
+``provenance.json`` comes first, with the settings that strategy and attribution show.
+``rounds.csv`` and ``clients.csv`` grow by whole lines. ``summary.json`` comes last: its presence
+means that the run came to its end.
 """
 
 from __future__ import annotations
@@ -51,47 +51,46 @@ OnRow = Callable[[Round], object]
 
 
 class RunWriter(Callback):
-    """Writes tables as rounds come in; ``report.md``, ``model.pt`` and a summary at the end.
+    """Writes tables while rounds go on; ``report.md``, ``model.pt`` and a summary at the end.
 
-    ``rounds.csv`` has a line for each round, ``clients.csv`` for each client in it, and
-    ``attendance.csv`` wherever a member came, left or was paused.
+    Pass it as one of a strategy's ``callbacks``. ``rounds.csv`` gets a line for each round,
+    ``clients.csv`` for each client in a round, and ``attendance.csv`` whenever a member came, left
+    or was paused. These lines are readable after a crash. The report has a picture of the
+    accuracies and one of the weight scores.
 
-    The lines are readable after a crash; the report has a picture of the accuracies and one of the
-    weight scores. Pass it as one of a strategy's ``callbacks``. Accuracy and loss are also written
-    where an ``evaluate_fn`` or another callback gives them, as ``test-accuracy``,
-    ``validation-loss`` and so on.
-
-    Beside a :class:`~fedif_flower.PathAttribution` it writes contributions as well, from which
-    ``fedif statement`` makes a statement. A strategy that is started again goes on in its files.
+    Accuracy and loss are also written if an ``evaluate_fn`` or another callback gives them, as
+    ``test-accuracy``, ``validation-loss`` and so on. If a :class:`~fedif_flower.PathAttribution` is
+    among the callbacks, its contributions are written as well, from which ``fedif statement`` makes
+    a statement. If the strategy is started again, its files are continued.
 
     Parameters
     ----------
     directory : str or Path
-        Where to; as rounds begin it is made, and held until they end: another run's writer is
-        refused there meanwhile. An earlier run's files, and others that are called like a run's,
-        are put aside into its ``attempt-1`` (``-2`` ...), unless they are this strategy's own.
+        The folder to write to. It is made when the rounds begin, and held until they end: another
+        run's writer is refused there meanwhile. Files of an earlier run, and files that have the
+        names of a run's files, are put aside into ``attempt-1`` (``-2`` ...) in the folder, unless
+        they are this strategy's own.
     validation, test : Validation, optional
         Held-out data on which each new model is evaluated.
     every : int
         Rounds from one evaluation to the next, >= 1.
     title : str
-        Of the report.
+        The title of the report.
     is_malicious : callable, optional
-        Tells which clients are known to misbehave, to mark them.
+        Tells which clients are known to misbehave, so that they can be marked.
     on_row : callable, optional
-        Called with each round, once its line is written.
+        Called with each :class:`~fedif_flower.server.record.Round`, once its line is written.
     metrics : sequence of Metric
-        What is evaluated beside loss and accuracy: a column each for test and validation.
+        What is evaluated beside loss and accuracy: each has a column for test and for validation.
     triggered : Validation, optional
         Test examples with a backdoor's trigger, labelled with its target.
 
     Attributes
     ----------
     folder : RunFolder
-        Its files.
+        The files of the run.
     names : dict of int to str
         What the operator calls members, by client id.
-
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class RunWriter(Callback):
         self.folder = RunFolder(directory)
         self.title = title
         self.metrics = metrics
-        self.remarks: Sequence[str] = ()  # What there is to know of the data.
+        self.remarks: Sequence[str] = ()  # What the report says about the data.
         self.names: dict[int, str] = {}
         require(is_count(every, 1), "every", every, "an integer >= 1")
         for name, judge in (("validation", validation), ("test", test)):
@@ -125,29 +124,30 @@ class RunWriter(Callback):
         if on_row:
             self.listeners.append(on_row)
         self._strategy: RunningStrategy | None = None
-        # The error that was being handled as the rounds began; another one at the end is theirs.
+        # The exception that was being handled when the rounds began. If another one is being
+        # handled when they end, that one has ended them.
         self._outer_error: BaseException | None = None
         self._written = -1  # The last round with a line.
         self._stays: Collection[Path] = ()  # An earlier run's files that are not removed.
-        self.keeps_attempts = True  # An earlier run's files are put aside.
-        self._rounds_done = 0  # Rounds of an earlier attempt that count.
+        self.keeps_attempts = True  # Whether an earlier run's files are put aside.
+        self._rounds_done = 0  # How many rounds of an earlier attempt count.
         self._attribution: PathAttribution | None = None
         self.is_malicious = is_malicious or _nobody_is
-        self._held = ExitStack()  # The directory, from the first round to the last.
+        self._held = ExitStack()  # Holds the directory, from the first round to the last.
         self._started = time.perf_counter()
-        self._seconds_before = 0.0  # Of an earlier attempt whose rounds count.
+        self._seconds_before = 0.0  # How long the rounds of an earlier attempt took that count.
         self._round = Round(0)
         self._roll = RollCall()
-        self._news: list[Change] = []
-        self._is_last_evaluated = False  # The model of the last round with a line.
+        self._news: list[Change] = []  # Changes in members' presence that are not written yet.
+        self._is_last_evaluated = False  # Whether the model of the last round with a line is.
 
     @property
     def run_dir(self) -> Path:
-        """The directory, absolute."""
+        """The run's directory, absolute."""
         return self.folder.path
 
     def is_due(self, server_round: int) -> bool:
-        """Tell whether a round's model is to be evaluated."""
+        """Whether a round's model is to be evaluated."""
         return self.evaluation.is_due(server_round)
 
     def on_start(self, strategy: RunningStrategy) -> None:
@@ -175,12 +175,13 @@ class RunWriter(Callback):
         try:
             held.enter_context(self._alone())
         except StorageError:
-            # A writer of a loop that never said that it ended holds it until it is collected.
+            # The holder may be a writer whose loop has never called end(). If nothing refers to
+            # that writer any more, collecting it releases the directory.
             gc.collect()
             held.enter_context(self._alone())
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Hold the directory: two writers' lines would be counted as one run's."""
+        """Hold the directory, since the lines of two writers would be taken for one run's."""
         remedy = "call its strategy's end(), or give each RunWriter a directory of its own"
         setting = f"directory = {str(self.run_dir)!r}"
         return hold_directory(self.run_dir, setting=setting, remedy=remedy)
@@ -188,7 +189,7 @@ class RunWriter(Callback):
     def _begin(self, strategy: RunningStrategy, *, goes_on: bool) -> None:
         """Begin the files, or keep those of complete rounds."""
         self._attribution = _attribution_among(strategy.callbacks)
-        # What was told of a round that an error ended has no line any more.
+        # Changes noted in a round that an error ended have lost their lines.
         self._news = []
         self._roll = RollCall()
         if goes_on:
@@ -212,7 +213,7 @@ class RunWriter(Callback):
         self._started = time.perf_counter()
 
     def _keep_rounds(self, strategy: RunningStrategy) -> None:
-        """Keep the lines of complete rounds: an error may have ended the one after them."""
+        """Keep the lines of complete rounds only: an error may have ended the round after them."""
         last = strategy.completed_rounds
         self.folder.begin({*self._stays, *self.folder.tables()}, last)
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
@@ -222,7 +223,7 @@ class RunWriter(Callback):
         self._roll.go_on(attendance, is_simulated=any(node.is_simulated for node in known))
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
-        """Write what was attributed before, and be told of what will be."""
+        """Write the rounds attributed so far, and let the attribution write those to come."""
         self.folder.begin_attribution(
             attribution.num_classes,
             len(attribution.block_weights),
@@ -234,11 +235,11 @@ class RunWriter(Callback):
             attribution.on_attribution.insert(0, self.folder.add_attribution)
 
     def _write_origin(self, strategy: RunningStrategy) -> None:
-        """Write where the results come from, as far as it is known without a run config."""
+        """Write what the results come from, as far as it is known without a run config."""
         paying: list[Tensor] = []
         if self._attribution is not None:
             paying = tensors_of_validation(self._attribution.validation)
-        # A strategy's attributes may be functions of the app's own.
+        # A strategy's attributes may be functions or objects that the user's app has made.
         objects = [strategy, *vars(strategy).values(), *strategy.stages, *strategy.callbacks]
         provenance = origin("", paying, modules_behind(objects))
         if self._attribution is not None:
@@ -249,13 +250,13 @@ class RunWriter(Callback):
         self.folder.provenance.write(provenance)
 
     def on_asked(self, current: Round) -> None:
-        """Note who is there, gone or kept from being asked, where that is news."""
-        assert self._strategy is not None  # on_start
-        # A round that an error ended may have left news behind.
+        """Note changes in who is there, gone, or kept from being asked."""
+        assert self._strategy is not None  # on_start has set it.
+        # Changes may be left from a round that asked members and did not come to on_round.
         self._news = [*self._news, *self._roll.call(current, self._strategy.nodes)]
 
     def on_round(self, current: Round) -> None:
-        """Take in a round, and write its clients' lines."""
+        """Take in a round, and write the lines of its clients and of changes in presence."""
         self._round = current
         lines = []
         for client in current.clients:
@@ -271,19 +272,19 @@ class RunWriter(Callback):
         self._add_names({node.client_id: node.name for node in nodes if node.name})
 
     def on_model(self, server_round: int, model: GlobalModel) -> Mapping[str, float]:
-        """Return the metrics of a round's model, where it is to be evaluated."""
+        """Return the metrics of a round's model, if it is to be evaluated."""
         if not self.is_due(server_round):
             return {}
         return self.evaluation.evaluate(server_round, model)
 
     def on_metrics(self, server_round: int, metrics: Mapping[str, float]) -> None:
         """Write a round's line, with the metrics of its model."""
-        assert self._strategy is not None  # on_start
+        assert self._strategy is not None  # on_start has set it.
         if self._strategy.is_stopping and not self.evaluation.is_evaluated:
-            # Nobody could know before that this round is the last.
+            # A callback has just made this round the last, whose model is always evaluated.
             measured = self.evaluation.evaluate(server_round, self._strategy.model)
             metrics = {**metrics, **measured}
-        if self._round.round != server_round:  # There was none yet: it is before the first one.
+        if self._round.round != server_round:  # There was no on_round: this is before round 1.
             self._round = Round(server_round)
         self._is_last_evaluated = self.evaluation.is_evaluated
         self._round = self.evaluation.add_to(self._round, metrics)
@@ -293,8 +294,8 @@ class RunWriter(Callback):
             listener(self._round)
 
     def _evaluate_last(self) -> None:
-        """Evaluate the last model, if its line was written before a callback ended the run."""
-        assert self._strategy is not None  # on_start
+        """Evaluate the last model, if a callback ended the run after its line was written."""
+        assert self._strategy is not None  # on_start has set it.
         is_failed = sys.exception() is not self._outer_error
         if is_failed or self._is_last_evaluated or not self._strategy.is_stopping:
             return
@@ -303,7 +304,7 @@ class RunWriter(Callback):
             self.folder.rounds.replace_last(self.evaluation.add_to(self._round, metrics).line())
 
     def on_end(self) -> None:
-        """Write the report; after a good end model and summary as well."""
+        """Write the report; also model and summary, unless an error ended the run."""
         with self._held:
             self._end()
 
@@ -315,11 +316,11 @@ class RunWriter(Callback):
         self._evaluate_last()
         if self._attribution is not None:
             self._attribution.settle()
-            # The strategy may be started again, beside another writer.
+            # The strategy may be started again with another writer, which adds its own listener.
             listeners = self._attribution.on_attribution
             while self.folder.add_attribution in listeners:
                 listeners.remove(self.folder.add_attribution)
-        assert self._strategy is not None  # on_start
+        assert self._strategy is not None  # on_start has set it.
         self.finish(self._strategy.model.record.to_torch_state_dict())
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -331,12 +332,12 @@ class RunWriter(Callback):
         return summary
 
     def _seconds(self) -> float:
-        """Return how long the run has taken, from the beginning of its files on."""
+        """Return for how many seconds the run has gone on since its files were begun."""
         return self._seconds_before + time.perf_counter() - self._started
 
     def _circumstances(self) -> dict[str, Any]:
         """Return what the summary has beside figures."""
-        device = getattr(self._strategy, "device", "")  # Of any strategy of this package.
+        device = getattr(self._strategy, "device", "")  # All strategies of this package have one.
         return {
             "title": self.title,
             "seconds": round(self._seconds(), 3),
@@ -344,7 +345,7 @@ class RunWriter(Callback):
         }
 
     def _write_report(self, *, is_finished: bool = True) -> dict[str, Any]:
-        """Write the report; return what it is made of."""
+        """Write the report; return the figures in it."""
         run = Run(self.run_dir)
         summary = summarize(run.lines("rounds"), run.lines_of_complete_rounds(), self.metrics)
         summary["scoring"] = None
@@ -359,11 +360,11 @@ class RunWriter(Callback):
         return summary
 
     def _add(self, table: Table, lines: Sequence[Line]) -> None:
-        """Write lines of a table."""
+        """Write lines to a table."""
         table.append(lines)
 
     def _add_names(self, names: Mapping[int, str]) -> None:
-        """Write what members are called, where that is new."""
+        """Write the members' names, if any of these is new."""
         if names.items() <= self.names.items():
             return
         self.names |= names
@@ -373,7 +374,7 @@ class RunWriter(Callback):
 
 
 def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:
-    """Return the first attribution among a strategy's callbacks, if there is one."""
+    """Return the first attribution among a strategy's callbacks; ``None``: there is none."""
     for callback in callbacks:
         if isinstance(callback, PathAttribution):
             return callback

@@ -1,1 +1,1 @@
-"""Where a federation runs: the only room that touches the insides of Flower and Ray."""
+"""Where a federation runs: the only package that uses the internals of Flower and Ray."""

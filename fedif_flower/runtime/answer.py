@@ -1,4 +1,4 @@
-"""What a client's app returns, as the reply that it is taken for."""
+"""How what a ClientApp returns becomes a reply."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from flwr.common.constant import ErrorCode
 
 
 def reply_of(answer: object, message: Message) -> Message:
-    """Return what a ClientApp answered a message with; an error where that is no message.
+    """Return a ClientApp's answer to a message; an error reply if the answer is no message.
 
-    A function that forgets its ``return`` answers ``None``.
+    A function without a ``return``, for example, answers ``None``.
     """
     if isinstance(answer, Message):
         return answer

@@ -1,7 +1,7 @@
 """A Flower ``Grid`` that calls a ClientApp in this process: for tests, notebooks, debuggers.
 
-The apps and messages are real; there is no Ray and no socket, so a round costs what its clients
-cost.
+The apps and messages are real. There is no Ray and no socket, so a round takes no longer than the
+training of its clients.
 """
 
 from __future__ import annotations
@@ -19,19 +19,22 @@ from fedif_flower.runtime.answer import reply_of
 from fedif_flower.settings import Scalar
 
 ClientCall = Callable[[Message, Context], Message]
-NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition.
+NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition, more of a node's config.
 FIRST_NODE_ID = 1000
 
 
 class NodeContexts(dict[int, Context]):
-    """The contexts of nodes, each made when it is first asked for: most of a million never are."""
+    """The contexts of nodes, by node id; each is made when it is first asked for.
+
+    In a simulation of a million nodes, most are never asked for.
+    """
 
     def __init__(self, num_nodes: int, node_configs: NodeConfigs) -> None:
         self._num_nodes = num_nodes
         self._node_configs = node_configs
 
     def __missing__(self, node_id: int) -> Context:
-        """Return a new node's context."""
+        """Make the context of a node that has none yet, and return it."""
         partition_id = node_id - FIRST_NODE_ID
         node_config = {
             "partition-id": partition_id,
@@ -51,11 +54,11 @@ class LocalGrid(Grid):
     Parameters
     ----------
     client_app : callable
-        A ``ClientApp``, or anything called with a message and a context.
+        A ``ClientApp``, or another callable that takes a message and a context.
     num_nodes : int
         How many nodes are online.
     node_configs : mapping of int to mapping, optional
-        What a partition's node says of itself beyond ``partition-id`` and ``num-partitions``.
+        By partition: what the node's config has beside ``partition-id`` and ``num-partitions``.
     silent : collection of int
         Partitions whose nodes never answer.
     """
@@ -70,7 +73,7 @@ class LocalGrid(Grid):
         node_configs: NodeConfigs = MappingProxyType({}),
         silent: Collection[int] = (),
     ) -> None:
-        # Flower stamps every message with the task that sends it.
+        # Flower stamps every message with the ids of the run, task and node that send it.
         TaskIdentity.run_id = 1
         TaskIdentity.task_id = 1
         TaskIdentity.node_id = 1
@@ -78,7 +81,7 @@ class LocalGrid(Grid):
         self._silent = {FIRST_NODE_ID + partition_id for partition_id in silent}
         self._waiting: dict[str, Message] = {}
         self._count = 0
-        self.most_nodes = num_nodes  # That can be online: nobody waits for more.
+        self.most_nodes = num_nodes  # More nodes can never come online, so nobody waits for them.
         self.node_ids: Sequence[int] = range(FIRST_NODE_ID, FIRST_NODE_ID + num_nodes)
         self.contexts: dict[int, Context] = NodeContexts(num_nodes, node_configs)
 
@@ -110,7 +113,7 @@ class LocalGrid(Grid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Let the nodes answer."""
+        """Let the nodes answer, and return their replies."""
         replies = []
         for message_id in message_ids:
             message = self._waiting.pop(message_id)
@@ -119,9 +122,9 @@ class LocalGrid(Grid):
         return replies
 
     def _reply_to(self, message: Message) -> Message:
-        """Return a node's reply; a client that raises becomes an error reply, as in Flower.
+        """Return a node's reply.
 
-        So does one that returns no message.
+        It is an error reply, as in Flower, if the client app raises an error or returns no message.
         """
         token = IN_PROCESS.set(True)
         try:
@@ -135,16 +138,17 @@ class LocalGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push, then pull: all replies at once, for loops that go through them twice."""
+        """Send messages; return all replies as a list, for loops that go through them twice."""
         return list(self.stream_replies(messages, timeout=timeout))
 
     def stream_replies(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Return an iterator over the replies, kept nowhere else.
+        """Send messages; return an iterator over the replies, which nothing else holds.
 
-        A node answers when its reply is asked for, so that one is there at a time. Who is not
-        waited for any more, as in a round that closes early, is not asked.
+        A node answers only when the iterator comes to its reply, so that one reply is in memory at
+        a time. If the iteration ends early, as in a round that closes early, the other nodes do
+        not work.
         """
         del timeout  # There is nothing to wait for.
         return self._replies(self.push_messages(messages))

@@ -23,29 +23,29 @@ def run_locally(
     client_parts: Sequence[ClientPart] = (),
     **settings: Scalar,
 ) -> Path:
-    """Run a federation about a task in this process, and return the directory of its results.
+    """Run a federation on a task in this process, and return the directory of its results.
 
-    Clients train one after the other, so that it suits a few small ones.
+    Clients train one after the other, so this suits a few clients with small models.
 
     Parameters
     ----------
     task : Task
-        What it is about.
+        The task: model, data, loss, metrics.
     output_dir : str or Path
-        Results go to a folder there.
+        The run gets a folder in this one for its results.
     parts : sequence of RunPart, optional
         What the run has beside its core, such as ``fedif_consortium.parts.run_parts()``. Default:
-        the library's own.
+        the library's own parts.
     client_parts : sequence of ClientPart
-        What its clients have beside their training.
+        What the clients have beside their training.
     **settings
-        Run-config keys, written with underscores: ``num_clients=4``. The section of a part of your
-        own is spelled as its name is.
+        Settings by run-config key, with underscores for hyphens: ``num_clients=4``. The name of a
+        part's section keeps its own underscores.
 
     Raises
     ------
     FedIFError
-        Whatever is wrong with the task or a setting, or stopped the run.
+        If something is wrong with the task or a setting, or anything stops the run.
     """
     run_config = with_hyphens(settings, parts or ())
     run_config["task"] = OWN + task.name

@@ -1,8 +1,8 @@
 """A Flower ``Grid`` on Ray: Flower's own actors, fed directly.
 
-Flower's simulation stores every message in a link state and polls it for each node in turn, ten
-times a second: with 10,000 nodes and 100 clients a round that takes longer than many a training.
-Here a message goes to a free actor when it is sent, whatever the number of nodes.
+Flower's simulation stores every message in a link state, and polls it for each node in turn, ten
+times a second. With 10,000 nodes and 100 clients a round, the polling may take longer than the
+training. Here a message goes straight to a free actor, whatever the number of nodes.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class RayGrid(LocalGrid):
     num_nodes : int
         How many nodes there are.
     backend : Backend
-        Flower's Ray backend, built.
+        Flower's Ray backend, on which ``build`` was called.
     """
 
-    simulated = True  # Nodes are named by the order in which they were registered.
+    simulated = True  # So a node is identified by the order in which the nodes were registered.
 
     def __init__(self, client_app: ClientApp, num_nodes: int, backend: Backend) -> None:
         super().__init__(client_app, num_nodes)
         self._backend = backend
         self._executor = ThreadPoolExecutor(backend.num_workers, "ray-client")
         self._futures: dict[str, Future[Message]] = {}
-        self._at_work: set[Future[Message]] = set()
-        self._keeping = Lock()
+        self._at_work: set[Future[Message]] = set()  # Clients that have not finished.
+        self._keeping = Lock()  # Guards contexts, which several threads may replace.
 
     def get_nodes(self) -> list[NodeInfo]:
-        """Return every node, registered in the order of the partitions."""
+        """Return information on every node; nodes are registered in the order of partitions."""
         return [NodeInfo(node_id=i, registered_at=f"{i:020d}") for i in self.node_ids]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -73,7 +73,7 @@ class RayGrid(LocalGrid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there, each once."""
+        """Return the replies that have arrived; each reply is returned once."""
         replies = []
         for message_id in message_ids:
             future = self._futures.get(message_id)
@@ -85,9 +85,10 @@ class RayGrid(LocalGrid):
     def stream_replies(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterator[Message]:
-        """Push messages; return the replies as they come, kept nowhere else.
+        """Send messages; return an iterator over the replies as they come.
 
-        A client that has not begun when the time is over is not asked any more.
+        Nothing else holds a reply. A client that has not begun to work when the time is over is not
+        asked any more.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         message_ids = self.push_messages(messages)
@@ -95,7 +96,7 @@ class RayGrid(LocalGrid):
         return self._arrivals(futures, deadline)
 
     def _arrivals(self, waiting: set[Future[Message]], deadline: float | None) -> Iterator[Message]:
-        # A queue: `wait` would look at every future again for each reply.
+        # A queue, since concurrent.futures.wait would look at all futures again for each reply.
         arrived: SimpleQueue[Future[Message]] = SimpleQueue()
         for future in waiting:
             future.add_done_callback(arrived.put)
@@ -104,17 +105,17 @@ class RayGrid(LocalGrid):
                 future = arrived.get(timeout=_seconds_left(deadline))
                 waiting.remove(future)
                 yield future.result()
-                del future  # Nobody else keeps the reply.
-        except Empty:  # the time is over
+                del future  # The future holds the reply: let the caller be the only one to keep it.
+        except Empty:  # The time is over.
             return
         finally:
             for late in waiting:
                 late.cancel()
 
     def close(self, interrupt: Callable[[], None] = lambda: None) -> None:
-        """Send nothing more; wait for the clients that train; ``interrupt`` stops them early."""
+        """Send nothing more; wait for clients that still work, which ``interrupt`` may stop."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        # Ray must not be shut down under them: they would wait for its answer for ever.
+        # If Ray were shut down while clients work, their threads would wait for ever.
         while self._at_work:
             interrupt()
             time.sleep(_POLL_SECONDS)
@@ -126,7 +127,8 @@ class RayGrid(LocalGrid):
             reply, context = self._backend.process_message(message, self.contexts[node_id])
         except Exception as error:
             return Message(_error_of(error), reply_to=message)
-        # A node that was too late may be asked again meanwhile: each keeps what it has changed.
+        # A node that was too late may have been asked again meanwhile, and then two answers change
+        # its state: of each, only the entries that it has changed or removed are taken over.
         state = context.state
         changed = {key: state[key] for key in state if key not in sent or state[key] != sent[key]}
         with self._keeping:
@@ -139,27 +141,28 @@ class RayGrid(LocalGrid):
 
 
 def _seconds_left(deadline: float | None) -> float | None:
-    """Return how long to wait, of a clock that only goes forward; ``None``: for ever."""
+    """Return the seconds until a deadline by time.monotonic; ``None``: there is no deadline."""
     if deadline is None:
         return None
     return max(deadline - time.monotonic(), 0.0)
 
 
 def _error_of(error: Exception) -> Error:
-    """Return what went wrong at a client, as Flower's error in its reply."""
+    """Return Flower's error for a reply, which says in words what went wrong at a client."""
     code = ErrorCode.UNKNOWN
     if isinstance(error, ClientAppException):
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
-    # Ray puts the actor's traceback first, Flower its own words twice, where a reader wants what
-    # went wrong.
+    # A reader wants to know what went wrong, but Ray puts the actor's traceback before that, and
+    # Flower its own words, twice. Ray has the error itself in ``cause``.
     text = str(getattr(error, "cause", None) or error)
     return Error(code=code, reason=text.split("ClientAppException occurred. Message: ")[-1])
 
 
 def _replace_dead_actors(pool: BasicActorPool) -> None:
-    """Let a pool have a new actor for each that a client has killed, or a lack of memory.
+    """Let a pool make a new actor for each one that a client or a lack of memory has killed.
 
-    Flower puts the dead one back, where it fails at once and so takes most of the messages.
+    Flower puts the dead actor back into its pool. It fails at once whenever it gets a message, so
+    it is free most often, and gets most of the messages.
     """
     from ray.exceptions import OutOfMemoryError, RayActorError
 
@@ -179,27 +182,29 @@ def _replace_dead_actors(pool: BasicActorPool) -> None:
 def ray_grid(
     client_app: ClientApp, num_nodes: int, *, cpus_per_client: int = 1, gpus_per_client: float = 0.0
 ) -> Iterator[RayGrid]:
-    """Start Ray and Flower's actors on it.
+    """Start Ray with Flower's actors, and return a grid on them; both end with the context.
 
     Parameters
     ----------
     client_app : ClientApp
         What each node runs.
     num_nodes : int
-        Simulated nodes, >= 1.
+        The number of simulated nodes, >= 1.
     cpus_per_client : int
-        Cores that Ray keeps for a client while it works, >= 1.
+        CPU cores that Ray reserves for a client while it works, >= 1.
     gpus_per_client : float
-        The same of GPUs, >= 0; 0.1: ten clients share one.
+        GPUs that Ray reserves for a client, >= 0; with 0.1, ten clients share one.
 
     Raises
     ------
     ConfigError
-        If one is out of range, or no machine of the cluster has room for one client.
+        If one of the two is out of range, or there is no room for a single client.
+    FedIFError
+        If Ray does not start.
     """
     require(cpus_per_client >= 1, "cpus_per_client", cpus_per_client, ">= 1")
     require(gpus_per_client >= 0, "gpus_per_client", gpus_per_client, ">= 0")
-    # Flower logs every round's settings and metrics; what counts is in the run's own records.
+    # Flower logs every round's settings and metrics, but the run's own records have them.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     backend = _new_backend(cpus_per_client, gpus_per_client)
 
@@ -207,10 +212,10 @@ def ray_grid(
         return client_app
 
     def import_app() -> None:
-        """Do nothing: to be called at all, the app, and torch with it, is imported."""
+        """Do nothing: before an actor can call this, it imports the app, and torch with it."""
         load()
 
-    # In the actors, while the server reads its data.
+    # Actors call it as they start, so that they import while the server reads its data.
     backend.actor_kwargs["on_actor_init_fn"] = import_app
     try:
         try:
@@ -220,21 +225,21 @@ def ray_grid(
                 f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
             ) from error
-        except Exception as error:  # Ray raises whatever it meets, a bare Exception as well.
+        except Exception as error:  # Ray may raise anything, even a bare Exception.
             words = " ".join(str(error).split())
             raise FedIFError(
                 f"Ray did not start: {words:.200}; it needs room in TMPDIR, and a machine that is "
                 "not overloaded"
             ) from error
         pool = backend.pool
-        assert pool is not None  # it is built
+        assert pool is not None  # The backend is built.
         _replace_dead_actors(pool)
 
         grid = RayGrid(client_app, num_nodes, backend)
         try:
             yield grid
         finally:
-            # Flower reports every actor that dies; these are meant to.
+            # Flower logs an error for every actor that dies, but these are killed on purpose.
             logging.getLogger("flwr").setLevel(logging.CRITICAL)
             grid.close(lambda: _kill_busy_actors(pool))
     finally:
@@ -242,26 +247,26 @@ def ray_grid(
 
 
 def _new_backend(cpus_per_client: int, gpus_per_client: float) -> RayBackend:
-    # Imported here: it pulls in Ray, which clients of a deployment lack.
+    # Imported here: the module imports Ray, which is not installed at clients of a deployment.
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
     config: BackendConfig = {
         "client_resources": {"num_cpus": cpus_per_client, "num_gpus": gpus_per_client},
         "init_args": {
-            # Without an address Ray joins whatever `ray start` was last called here for.
+            # Without an address, Ray would join the cluster that `ray start` began here last.
             "address": "local",
             "log_to_driver": False,
             "logging_level": "error",
         },
     }
     with warnings.catch_warnings():
-        # Ray announces that clients without a share of a GPU may see GPUs in a later version.
+        # Ray warns that in a later version, clients without a share of a GPU may see GPUs.
         warnings.simplefilter("ignore", FutureWarning)
         return RayBackend(config)
 
 
 def _kill_busy_actors(pool: BasicActorPool) -> None:
-    """End the actors that still train; nobody waits for what they would return."""
+    """End the actors that still train: nothing waits for their answers any more."""
     import ray
 
     for actor in list(pool._future_to_actor.values()):

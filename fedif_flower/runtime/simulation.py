@@ -34,31 +34,33 @@ def simulate(
     Parameters
     ----------
     config : RunConfig
-        The run; ``num_clients`` nodes are simulated.
+        The run's settings; ``num_clients`` nodes are simulated.
     client_app : ClientApp
-        The clients.
+        What the clients run.
     cpus_per_client : int
-        Cores per client, >= 1: with c cores, c // cpus_per_client clients run at once.
+        CPU cores for each client, >= 1: with c cores, c // cpus_per_client clients run at once.
     gpus_per_client : float
-        Share of a GPU per client, >= 0.
+        GPUs for each client, >= 0; a share of one is allowed.
     on_row : callable, optional
-        Called with each line of ``rounds.csv``.
+        Called with each :class:`~fedif_flower.server.record.Round`, once its line of ``rounds.csv``
+        is written.
     parts : sequence of RunPart, optional
         As :func:`~fedif_flower.run.federation.run_federation` takes them.
 
     Raises
     ------
     FedIFError
-        Whatever stopped the run.
+        If anything stops the run.
     """
-    # What is wrong is said before Ray starts: the division among clients too, not what one lacks.
+    # Errors are to show before Ray starts. So client 0 loads its data here, which divides the data
+    # among the clients. That this client has too few data (DataError) need not stop the run.
     require_never_late(config)
     loaded = load_task(with_free_folder(config))
     with suppress(DataError):
         site = ClientSite(config.seed, site_of(config).data_dir, 0, config.num_clients)
         loaded.task.load("client_data", site)
     with hold_directory(loaded.config.run_dir):
-        pass  # That its results can be written there: the run holds it once Ray is there.
+        pass  # Only to see that it is free and can be written to; run_federation holds it later.
     with ray_grid(
         client_app,
         config.num_clients,

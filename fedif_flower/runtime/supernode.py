@@ -1,7 +1,7 @@
-"""``flower-supernode`` that says in a sentence why it cannot start, or may not go on.
+"""A ``flower-supernode`` that says in one sentence why it cannot start, or why it is refused.
 
-Flower 1.41 ends a node whose key is not registered with "terminated gracefully" or with a code,
-and one whose port is taken with a traceback.
+Flower 1.41 itself ends a node whose key is not registered with the words "terminated gracefully" or
+an exit code, and a node whose port is taken with a traceback.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.logs import show_logs
 
-logger = logging.getLogger("fedif_flower.runtime.supernode")  # Not __main__: it is shown.
+# Not __name__, which is __main__ here: only loggers below ``fedif_flower`` are shown.
+logger = logging.getLogger("fedif_flower.runtime.supernode")
 
-# A registered node signs the time of each request: a SuperLink refuses those that are so many
-# seconds further on than its own clock, or behind it.
+# A registered node signs the time of each request. A SuperLink refuses a request if that time is
+# more seconds ahead of its own clock, or behind it, than this.
 MOST_AHEAD = SYSTEM_TIME_TOLERANCE
 MOST_BEHIND = TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
@@ -41,12 +42,12 @@ NOT_LET_IN = (
 
 
 def require_free_port(arguments: Sequence[str]) -> None:
-    """Raise ConfigError if the port that a SuperNode is to use is taken.
+    """Raise ConfigError if a SuperNode cannot listen on the port that it is to use.
 
     Parameters
     ----------
     arguments : sequence of str
-        Those of ``flower-supernode``.
+        The command-line arguments of ``flower-supernode``.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1")
@@ -65,7 +66,7 @@ def require_free_port(arguments: Sequence[str]) -> None:
 
 
 def _reason_of_refusal(call: str, status: int) -> str:
-    """Return why the SuperLink refuses a call, by its HTTP status; empty: it does not."""
+    """Return why the SuperLink refuses a node's key, by the HTTP status of a call; else no text."""
     if status == 401:
         return NOT_KNOWN
     if status == 412 and call == "activate-node":
@@ -74,15 +75,15 @@ def _reason_of_refusal(call: str, status: int) -> str:
 
 
 def say_why_it_is_refused() -> None:
-    """Let Flower's SuperNode say when the SuperLink does not take its key."""
+    """Let Flower's SuperNode log why the SuperLink refuses its key."""
     module: Any = import_module(_CONNECTION)
     signing: Any = module.NodeAuthHttpInterceptor
 
     class Telling(signing):  # type: ignore[misc]
-        has_told = False  # Once is enough: Flower asks again and again.
+        has_told = False  # The reason is logged once, though Flower asks again and again.
 
         def intercept(self, context: Any, call_next: Any) -> Any:
-            """Sign a request, and look at what it is answered."""
+            """Sign a request, send it, and log the reason if the answer is a refusal."""
             response = super().intercept(context, call_next)
             call = context.request.url.path.split("/")[-1]
             reason = _reason_of_refusal(call, response.status_code)
@@ -95,12 +96,12 @@ def say_why_it_is_refused() -> None:
 
 
 def prepare(arguments: Sequence[str]) -> None:
-    """Make Flower's SuperNode speak plainly, before it starts.
+    """Check a SuperNode's port, and let it say why it is refused; to be called before it starts.
 
     Raises
     ------
     ConfigError
-        If its port is taken.
+        If the SuperNode cannot listen on its port.
     """
     require_free_port(arguments)
     say_why_it_is_refused()
