@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The public names. Type checkers read these lines, and so does ``_public_names`` below: PyTorch and
-# Flower take seconds, so that each name is imported when it is asked for.
+# The public names, for type checkers. At run time, ``_public_names`` below reads these lines too,
+# and a name is imported when it is first used, since PyTorch and Flower take seconds to import.
 if TYPE_CHECKING:
     from fedif_flower.aggregators import RFA as RFA
     from fedif_flower.aggregators import AlignIns as AlignIns
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 else:  # Type checkers would take a module with ``__getattr__`` to have any name.
 
     def __getattr__(name: str) -> object:
-        """Import a public name."""
+        """Import a public name from the module that defines it."""
         if name in _HOMES:
             return getattr(import_module(_HOMES[name]), name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -71,7 +71,7 @@ else:  # Type checkers would take a module with ``__getattr__`` to have any name
 
 
 def _public_names() -> dict[str, str]:
-    """Return the names that type checkers are told, by them the modules that have them."""
+    """Return the public names of the ``TYPE_CHECKING`` block, each with its module."""
     source = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     for_checkers = next(node for node in source.body if isinstance(node, ast.If))
     homes: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Both halves of a Flower app, complete: ``app = server_app(task)``, ``app = client_app(task)``.
 
-A ClientApp runs in a process of its own, often one per message: what only the server needs is
-imported by :func:`server_app`.
+A ClientApp runs in a process of its own, often a new one for each message. To start quickly, it
+does not import what only the server needs: :func:`server_app` imports that.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def client_app(task: Task | None = None, parts: Sequence[ClientPart] | str = ())
     Parameters
     ----------
     task : Task, optional
-        What the app is about. ``None``: the run config names a task.
+        What the clients learn. ``None``: the run config names a task.
     parts : sequence of ClientPart or str
-        What a client has beside its training, the outermost first; or ``module:function`` that
-        returns it: where its package is not installed, there is nothing beside.
+        What a client does beside training, the outermost part first; or ``module:function`` that
+        returns these parts. If the function's package is not installed, there are none.
     """
     client_parts = parts_named(parts) if isinstance(parts, str) else parts
     return task_app(task, mods=[_with_log], parts=client_parts or ())
@@ -52,17 +52,18 @@ def client_app(task: Task | None = None, parts: Sequence[ClientPart] | str = ())
 def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None = None) -> ServerApp:
     """Return a complete ServerApp: run config -> federation -> records and report.
 
-    It understands every key of ``docs/configuration.md``. Flower accepts those on its command line
-    that the app's ``pyproject.toml`` lists under ``[tool.flwr.app.config]``; the others have their
-    defaults.
+    It understands every key of ``docs/configuration.md``. On its command line, Flower accepts only
+    the keys that the app's ``pyproject.toml`` lists under ``[tool.flwr.app.config]``; all others
+    have their defaults.
 
     Parameters
     ----------
     task : Task, optional
-        What the app is about. ``None``: the run config names a task.
+        What the clients learn. ``None``: the run config names a task.
     parts : sequence of RunPart or str, optional
-        What a run can have beside its records, in this order; or ``module:function`` that returns
-        it. ``None``, or where that package is not installed: the library's own parts.
+        The parts of a run beside its core, in the order in which they are built; or
+        ``module:function`` that returns them. ``None``, or if the function's package is not
+        installed: the library's own parts.
     """
     from flwr.serverapp import ServerApp
 
@@ -98,7 +99,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
 
 @contextmanager
 def _error_before_its_traceback() -> Iterator[None]:
-    """Log an error of ours as the sentence that it is; Flower shows the lines of code after it."""
+    """Log an error of this package as one sentence, before Flower shows its traceback."""
     try:
         yield
     except FedIFError as error:
@@ -107,12 +108,17 @@ def _error_before_its_traceback() -> Iterator[None]:
 
 
 def _log_row(row: Round) -> None:
+    """Log a round's headline, if its model was evaluated."""
     if row.headline:
         logger.info("round %d: %s", row.round, row.headline)
 
 
 def _with_log(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Show what the package logs, in whatever process answers: Ray's actors do not import this."""
+    """Answer a message with the package's logs shown, in which run and round are named.
+
+    Logs are set up for each message, since the process that answers may never have imported this
+    module: Ray's actors do not.
+    """
     show_logs()
     subject = {"run": context.run_id}
     server_round = round_of(message)

@@ -1,4 +1,4 @@
-"""Small sums that several rooms do, each in one way."""
+"""Small calculations that several packages need."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from torch import Tensor
 
 
 def share_of(count: int, share: float, at_least: int) -> int:
-    """Return how many a share of so many is, in [0, 1], or the least if that is more."""
-    # 0.29 * 100 is 28.999...: the share is meant, not its rounding error.
+    """Return ``share``, in [0, 1], of ``count``, rounded down, but at least ``at_least``."""
+    # 0.29 * 100 is 28.999... in floating point, and means 29.
     return max(int(share * count + 1e-9), at_least)
 
 
 def all_finite(values: Tensor) -> bool:
-    """Tell whether every value is finite: they all are where their sum is, which is read faster."""
+    """Tell whether every value is finite."""
+    # A finite sum says so, and is faster. An infinite sum may be an overflow of finite values.
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())

@@ -1,4 +1,4 @@
-"""Numbers by client, in arrays: a million clients are copied and written in milliseconds."""
+"""Numbers of each client in arrays, so that a million clients are copied in milliseconds."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _FIRST_ROWS = 64
 
 
 class ClientTable:
-    """A row of numbers for each client that was ever written, in the order of their coming.
+    """A table with a row of numbers for each client, in the order in which they were first written.
 
     Parameters
     ----------
     **columns : float
-        The columns, and what a client without a row has in each.
+        The names of the columns, each with the value of a client that has no row.
 
     Examples
     --------
@@ -44,33 +44,37 @@ class ClientTable:
 
     @property
     def client_ids(self) -> list[int]:
-        """The clients that have a row."""
+        """The ids of the clients that have a row, in the order of the rows."""
         return list(self._rows)
 
     def column(self, name: str) -> NDArray[np.float64]:
-        """Return a column ``[n]`` in the order of :attr:`client_ids`; not to be written to."""
+        """Return a column ``[n]`` in the order of :attr:`client_ids`; do not write to it."""
         return self._columns[name][: len(self)]
 
     def read(self, client_ids: Iterable[int], name: str) -> NDArray[np.float64]:
-        """Return what these clients have in a column, ``[m]``."""
-        # -1, the last row of the array, stands for no row: what is read there does not count.
+        """Return the values of these clients in a column, ``[m]``."""
+        # A client without a row gets the index -1. The last row of the array is read for it, and
+        # replaced by the default.
         row_of = self._rows
         rows = np.array([row_of.get(client_id, -1) for client_id in client_ids], dtype=np.int64)
         return np.where(rows < 0, self._absent[name], self._columns[name][rows])
 
     def where(self, chosen: NDArray[np.bool_]) -> set[int]:
-        """Return the clients whose rows are chosen by ``[n]``."""
+        """Return the ids of the clients whose rows a mask ``[n]`` chooses."""
         return set(self._ids[: len(self)][chosen].tolist())
 
     def write(self, client_ids: Sequence[int], **columns: object) -> None:
-        """Write columns ``[m]`` of these clients, which are distinct."""
+        """Write values ``[m]`` of these clients into columns; clients without a row get one.
+
+        The client ids have to be distinct.
+        """
         self._add([client_id for client_id in client_ids if client_id not in self._rows])
         rows = [self._rows[client_id] for client_id in client_ids]
         for name, values in columns.items():
             self._columns[name][rows] = np.asarray(values, dtype=np.float64)
 
     def _add(self, client_ids: Sequence[int]) -> None:
-        """Give clients without a row one each, in which nothing is written yet."""
+        """Add a row with the columns' defaults for each of these clients."""
         start = len(self)
         end = start + len(client_ids)
         self._make_room(end)
@@ -80,7 +84,7 @@ class ClientTable:
         self._rows.update(zip(client_ids, range(start, end), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy as tensors: ids of 64 bits, unsigned, and each column in float64."""
+        """Return a copy as tensors: client ids as uint64, and each column as float64."""
         state = {"client_ids": torch.from_numpy(self._ids[: len(self)].copy())}
         for name in self._columns:
             state[name] = torch.from_numpy(self.column(name).copy())
@@ -94,6 +98,7 @@ class ClientTable:
         self._make_room(_FIRST_ROWS)
 
     def _make_room(self, needed: int) -> None:
+        """Make the arrays long enough for ``needed`` rows; they at least double in length."""
         if needed > len(self._ids):
             size = max(2 * len(self._ids), needed)
             self._ids = np.resize(self._ids, size)

@@ -1,4 +1,4 @@
-"""The new model: what a round's updates and their weights are combined to."""
+"""The new global model, computed from a round's updates and weights."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ def combine(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> T
 
 
 def combine_buffers(global_values: Tensor, client_updates: Tensor, weights: Tensor) -> Tensor:
-    """Return ``global + sum_i weights_i update_i``, held within what was sent or received.
+    """Return ``global + sum_i weights_i update_i``, clamped to the range of all models' values.
 
-    Weights that sum to more than 1 carry parameters further along; a variance they would carry
-    below 0. Parameters and result as in :func:`combine`.
+    Weights that sum to more than 1 make a longer step. With them, a variance of batch norm could
+    fall below 0 without the clamp. Parameters and result are as in :func:`combine`.
     """
     combined = combine(global_values, client_updates, weights)
     return hold_within(combined, global_values, client_updates)
 
 
 def hold_within(combined: Tensor, global_values: Tensor, client_updates: Tensor) -> Tensor:
-    """Return ``combined``, held within the values that the server sent and the clients did.
+    """Return ``combined``, clamped to the range of the server's and the clients' values.
 
     Parameters
     ----------
     combined : Tensor
         ``[b]``: the new values.
     global_values : Tensor
-        ``[b]``: those that the server sent.
+        ``[b]``: the values that the server sent.
     client_updates : Tensor
-        ``[m, b]``: the clients' differences from them.
+        ``[m, b]``: the clients' values minus the server's.
     """
     lowest, highest = client_updates.aminmax(dim=0)  # [b]
     return combined.clamp(global_values + lowest.clamp_max(0), global_values + highest.clamp_min(0))
@@ -69,12 +69,12 @@ def move_model(
     updates : RoundUpdates
         The round's replies.
     coefficients, weights : Tensor
-        ``[m]``: by which the updates of parameters, and of buffers, are multiplied.
+        ``[m]``: what the updates of parameters, and the updates of buffers, are multiplied by.
 
     Raises
     ------
     ValuationError
-        If the model is not finite.
+        If the new model is not finite.
     """
     if updates.unseen is not None:
         params = updates.global_params.cpu() + updates.unseen.summed(coefficients.cpu())
@@ -96,23 +96,25 @@ def move_model(
 def _take_over(
     combined: Tensor, before: Tensor, updates: Tensor, sent: Tensor, coefficients: Tensor
 ) -> Tensor:
-    r"""Return the one model that counts as it was sent, bit for bit; else ``combined``.
+    r"""Return ``combined``, or a single client's model bit for bit, if the rule chose one client.
 
-    In floating point :math:`w_0 + (w_i - w_0)` is not :math:`w_i`. Values whose update was bounded,
-    shortened or discounted are not those that were sent: they stay as they were combined.
+    A rule such as Krum gives one client the coefficient 1 and all others 0. The new model should
+    then be that client's, but in floating point :math:`w_0 + (w_i - w_0)` is not exactly
+    :math:`w_i`. Values whose update was bounded, shortened or discounted after it was sent are kept
+    as they were combined.
 
     Parameters
     ----------
     combined : Tensor
-        ``[d]``, on the CPU: the sum of the updates times their coefficients.
+        ``[d]``, on the CPU: the model before, plus the sum of the updates times coefficients.
     before : Tensor
         ``[d]``: the model that the clients received.
     updates : Tensor
-        ``[m, d]``: of the clients.
+        ``[m, d]``: the clients' updates, as they are used.
     sent : Tensor
-        ``[m, d]``, on the CPU: their models.
+        ``[m, d]``, on the CPU: the models that the clients sent.
     coefficients : Tensor
-        ``[m]``: of the updates.
+        ``[m]``: the coefficients of the updates.
     """
     counting = coefficients.nonzero().flatten().tolist()
     if len(counting) != 1:
@@ -131,8 +133,17 @@ def largest_counters(
 ) -> dict[str, Tensor]:
     """Return each integer buffer's maximum over the clients whose weight is not 0.
 
-    Over all of them where every weight is 0. No counter falls below the one ``before`` the round:
-    a late reply has counted from an older model's.
+    If every weight is 0, the maximum is over all clients. No counter falls below its value before
+    the round, as it otherwise could through a late reply, which has counted on from an older model.
+
+    Parameters
+    ----------
+    before : mapping of str to Tensor
+        The model's counters before the round, by name.
+    received : sequence of mapping
+        Each client's counters, by name.
+    weights : Tensor
+        ``[m]``.
     """
     if not received:
         return {}
@@ -146,7 +157,7 @@ def largest_counters(
         counted = [counters[name].numpy() for counters in weighed]
         if name in before:
             counted.append(before[name].cpu().numpy())
-        # NumPy: torch knows no maximum of uint16, uint32 and uint64.
+        # In NumPy, since torch has no maximum of uint16, uint32 and uint64.
         values = np.maximum.reduce(counted)
         largest[name] = torch.from_numpy(np.asarray(values))
     return largest

@@ -1,13 +1,16 @@
-"""What a constructor takes, and which of its arguments are settings.
+"""Which arguments a constructor takes, and which of them are settings.
 
-``strategy = "fedif"`` is made by ``FedIF``, whose argument ``gamma`` is the run-config key
-``fedif.gamma``. An argument is a setting where it is declared ``Annotated[float, Setting(...)]``,
-or where it is a plain value with a default; a constructor that takes ``**base`` has those of its
-base class as well. Everything else that a constructor names is *offered* to it by whoever makes it
-(:mod:`fedif_flower.making`): the model, the validation set, the seed. An argument that is itself an
-object with settings is named in the class's ``made_of``: ``{"weighting": Weighting}``; ``None``
-there says that an argument is no setting. A class whose defaults differ by data set says so in
-``tuned``: ``{"fashion-mnist": {"gamma": 0.4}}``.
+``strategy = "fedif"`` makes an object of the class ``FedIF``, whose argument ``gamma`` is the
+run-config key ``fedif.gamma``. An argument is a *setting* if it is declared
+``Annotated[float, Setting(...)]``, or if it is a plain value with a default. A constructor that
+takes ``**base`` has the settings of its base class as well. All other arguments, such as the model,
+the validation set and the seed, are *offered* by the code that calls the constructor
+(:mod:`fedif_flower.making`).
+
+A class may have two attributes about its settings. ``made_of`` names the arguments that are objects
+with settings of their own, with what makes them: ``{"weighting": Weighting}``; ``None`` instead
+says that the argument is no setting. ``tuned`` has defaults that differ by data set:
+``{"fashion-mnist": {"gamma": 0.4}}``.
 """
 
 from __future__ import annotations
@@ -25,18 +28,18 @@ from pydantic.fields import FieldInfo
 
 from fedif_flower.settings import Scalar, Setting, Settings
 
-Maker = Callable[..., Any]
+Maker = Callable[..., Any]  # A class or function that makes an object from arguments.
 
 
 class Argument(NamedTuple):
-    """An argument that is a setting: as pydantic's ``create_model`` takes a field."""
+    """An argument that is a setting, in the form of a field for pydantic's ``create_model``."""
 
-    annotation: Any  # With its Setting.
-    default: Any  # ``...`` where it has none.
+    annotation: Any  # The type, with the Setting.
+    default: Any  # ``...``: there is none.
 
 
 class CheckedFields:
-    """A dataclass's base: raises ConfigError for a field that is a setting and out of range."""
+    """A base of dataclasses: raises ConfigError if a field that is a setting is out of range."""
 
     def __post_init__(self) -> None:
         """Check the fields."""
@@ -51,7 +54,7 @@ def require_settings(maker: Maker, values: Mapping[str, Any]) -> None:
     maker : callable
         The class or function that declares them.
     values : mapping
-        What it was called with, by name; others than its settings are not looked at.
+        The arguments that it was called with, by name; only its settings are checked.
     """
     declared = _declared_settings(maker)
     checked = {}
@@ -59,26 +62,28 @@ def require_settings(maker: Maker, values: Mapping[str, Any]) -> None:
         if name not in declared:
             continue
         if value is None and declared[name].default is None:
-            continue  # Left out; the type alone may not allow it.
-        # A number of NumPy or PyTorch counts as the Python number that it holds.
+            continue  # The argument was left out; its type need not allow None.
+        # A scalar of NumPy or PyTorch counts as the Python number that it holds.
         checked[name] = value.item() if hasattr(value, "item") else value
     _checking_class(maker)(**checked)
 
 
 def setting_of(maker: Maker, argument: str) -> Any:
-    """Return a constructor's argument as a field of a :class:`Settings` class."""
+    """Return a constructor's setting as a field of a :class:`~fedif_flower.settings.Settings`."""
     return FieldInfo.from_annotated_attribute(*_declared_settings(maker)[argument])
 
 
 def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> dict[str, Argument]:
-    """Return type and default of those arguments of a class or function that are settings.
+    """Return type and default of each argument that is a setting, by name.
+
+    Settings of the objects that it is made of are included.
 
     Parameters
     ----------
     maker : callable
-        What declares them; of a ``partial``, the arguments that are not bound.
+        The class or function; arguments that a ``partial`` binds are left out.
     offered : frozenset of str
-        Names of arguments that whoever calls it provides.
+        The names of arguments that the caller provides: these are no settings.
     """
     function, bound = unbound(maker)
     parts = makers_of_parts(function)
@@ -92,9 +97,17 @@ def arguments(maker: Maker, offered: frozenset[str] = frozenset()) -> dict[str, 
 
 
 def tuned_defaults(maker: Maker, fields: Mapping[str, Argument]) -> dict[str, dict[str, Scalar]]:
-    """Return by argument, and by data set, what its default is there.
+    """Return the defaults that differ by data set: by argument, and by data set.
 
-    A subclass with a default of its own has that one on every data set.
+    They are declared in ``tuned`` of a class or its bases. Where a subclass has changed the default
+    of an argument, that default holds on every data set.
+
+    Parameters
+    ----------
+    maker : callable
+        The class; a function has no such defaults.
+    fields : mapping
+        Its settings, as :func:`arguments` returns them.
     """
     if not isinstance(maker, type):
         return {}
@@ -114,7 +127,11 @@ def tuned_defaults(maker: Maker, fields: Mapping[str, Argument]) -> dict[str, di
 
 
 def direct_settings(maker: Maker, offered: frozenset[str]) -> dict[str, Argument]:
-    """Return the declared settings, and the plain values that are not offered; parts have more."""
+    """Return the settings among the arguments, without those of the objects it is made of.
+
+    They are the arguments declared as settings, and the plain values with a default that are not
+    offered.
+    """
     settings = dict(_declared_settings(maker))
     annotations = _annotations(maker)
     for name, parameter in signature_of(maker).parameters.items():
@@ -129,14 +146,17 @@ def direct_settings(maker: Maker, offered: frozenset[str]) -> dict[str, Argument
 
 
 def settings_class(fields: Mapping[str, Argument], alias: Callable[[str], str]) -> type[Settings]:
-    """Return a class of settings with these fields; ``alias`` makes a key of a field's name."""
+    """Return a class of settings with these fields; ``alias`` turns a field's name into a key."""
     definitions: Any = dict(fields)
     keywords = {"alias_generator": alias}
     return create_model("Settings", __base__=Settings, __cls_kwargs__=keywords, **definitions)
 
 
 def unbound(maker: Maker) -> tuple[Maker, frozenset[str]]:
-    """Return what a ``partial`` calls, and the names that it binds."""
+    """Return the function that a ``partial`` calls, and the names of the arguments that it binds.
+
+    Anything else is returned as it is, with no names.
+    """
     if not isinstance(maker, partial):
         return maker, frozenset()
     names = list(inspect.signature(maker.func).parameters)
@@ -145,13 +165,16 @@ def unbound(maker: Maker) -> tuple[Maker, frozenset[str]]:
 
 
 def makers_of_parts(maker: Maker) -> dict[str, Maker | None]:
-    """Return what makes those arguments that are objects with settings of their own."""
+    """Return what makes each argument that is an object with settings of its own, by name.
+
+    It is read from ``made_of``; ``None``: the argument is no setting.
+    """
     made_of: Mapping[str, Maker | None] = getattr(maker, "made_of", {})
     return {name: made_of[name] for name in signature_of(maker).parameters if name in made_of}
 
 
 def signature_of(maker: Maker) -> inspect.Signature:
-    """Return what a class or function is called with, with what a constructor hands on."""
+    """Return a signature, in which ``**keywords`` of a constructor are its bases' arguments."""
     signature = inspect.signature(maker)
     if isinstance(maker, type) and takes_any_keyword(signature.parameters.values()):
         return constructor_signature(maker)
@@ -164,12 +187,15 @@ def takes_any_keyword(parameters: Iterable[inspect.Parameter]) -> bool:
 
 
 def constructor_signature(kind: type) -> inspect.Signature:
-    """Return what a class is called with: what it passes on is what its bases take."""
+    """Return the signature of a class that passes keywords on to its bases' constructors.
+
+    Arguments of the bases are included if they have a default, as arguments by keyword.
+    """
     parameters: dict[str, inspect.Parameter] = {}
     for place, base in enumerate(_constructing_classes(kind)):
         for parameter in _constructor_parameters(base):
             if parameter.kind is parameter.VAR_KEYWORD:
-                continue  # The bases that follow say what it takes.
+                continue  # The bases that follow in the loop have these arguments.
             if place == 0:
                 parameters[parameter.name] = parameter
             elif parameter.default is not parameter.empty:
@@ -179,7 +205,7 @@ def constructor_signature(kind: type) -> inspect.Signature:
 
 
 def required_by_bases(kind: type) -> list[str]:
-    """Return the arguments without a default of those constructors to which a class hands on."""
+    """Return the arguments without a default of the bases to which a class passes keywords on."""
     names: list[str] = []
     _, *bases = _constructing_classes(kind)
     for base in bases:
@@ -189,7 +215,10 @@ def required_by_bases(kind: type) -> list[str]:
 
 
 def _constructing_classes(kind: type) -> Iterator[type]:
-    """Yield the class whose constructor makes a class, and who gets the keywords handed on."""
+    """Yield the classes whose constructors are called, from the class itself upwards.
+
+    The last one does not pass keywords on.
+    """
     for base in kind.__mro__[:-1]:
         if "__init__" not in vars(base):
             continue
@@ -206,7 +235,7 @@ def _constructor_parameters(kind: type) -> list[inspect.Parameter]:
 
 @cache
 def _checking_class(maker: Maker) -> type[Settings]:
-    """Return a class of settings that checks what a constructor is called with."""
+    """Return a class of settings that checks a constructor's arguments; none is required."""
     optional = {}
     for name, argument in _declared_settings(maker).items():
         optional[name] = Argument(argument.annotation, None)
@@ -215,7 +244,7 @@ def _checking_class(maker: Maker) -> type[Settings]:
 
 @cache
 def _declared_settings(maker: Maker) -> Mapping[str, Argument]:
-    """Return the arguments that are declared settings."""
+    """Return the arguments that are declared ``Annotated[..., Setting(...)]``."""
     parameters = signature_of(maker).parameters
     settings = {}
     for name, annotation in _annotations(maker).items():
@@ -231,6 +260,7 @@ def _is_declared_setting(annotation: Any) -> bool:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
+    """Return a parameter's default, or pydantic's ``...`` if it has none."""
     return ... if parameter.default is parameter.empty else parameter.default
 
 
@@ -240,7 +270,7 @@ def _annotations(maker: Maker) -> dict[str, Any]:
         return _resolved(maker)
     annotations: dict[str, Any] = {}
     for base in _constructing_classes(maker):
-        # A dataclass's constructor is made of the annotations of its fields.
+        # A dataclass's constructor is generated: the annotations are those of its fields.
         is_dataclass = "__dataclass_fields__" in vars(base)
         annotated = base if is_dataclass else vars(base)["__init__"]
         annotations = {**_resolved(annotated), **annotations}
@@ -248,10 +278,11 @@ def _annotations(maker: Maker) -> dict[str, Any]:
 
 
 def _resolved(annotated: Any) -> dict[str, Any]:
-    """Return annotations as what they mean, but for those imported for type checkers alone."""
+    """Return annotations as objects, without those that are imported for type checkers only."""
     with suppress(NameError):
         return get_type_hints(annotated, include_extras=True)
-    # One of them is not there at run time: each by itself, so that the others are read.
+    # A name in one of them does not exist at run time. Each is resolved by itself, so that all
+    # others are returned.
     resolved: dict[str, Any] = {}
     names = vars(sys.modules[annotated.__module__])
     for name, hint in annotated.__annotations__.items():

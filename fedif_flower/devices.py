@@ -1,4 +1,4 @@
-"""Which device a computation runs on, and on how many threads."""
+"""The device that a computation runs on, its number of threads, and the dtype for sums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def select_device(device: str | torch.device) -> torch.device:
     Raises
     ------
     ConfigError
-        If there is no such device, or it is not here: nothing falls back to another one in silence.
+        If there is no such device, or this process has none. No other device is used silently.
     """
     if device == "auto":
         if torch.cuda.is_available():
@@ -45,24 +45,25 @@ def select_device(device: str | torch.device) -> torch.device:
 
 
 def widest_float(device: torch.device) -> torch.dtype:
-    """Return the dtype in which to sum on a device: float64, or float32 on MPS, which has none."""
+    """Return the dtype for sums on a device: float64, or float32 on MPS, which has no float64."""
     if device.type == "mps":
         return torch.float32
     return torch.float64
 
 
 def fix_threads(count: int) -> None:
-    """Give the calling thread ``count`` >= 1 torch threads, whatever others set from now on."""
-    # A thread's first call takes over the process's number; it must not come after setting one.
+    """Give the calling thread ``count`` >= 1 torch threads, whatever other threads set later."""
+    # A thread's first call takes over the process's number of threads. It is made here, since later
+    # it would replace the number set below.
     torch.get_num_threads()
     torch.set_num_threads(count)
 
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` >= 1 threads for a while, and as many as before afterwards.
+    """Let torch use ``count`` >= 1 threads within the context, and as many as before afterwards.
 
-    Sums come out different in the last bits on another number of threads.
+    It makes results reproducible: the last bits of sums depend on the number of threads.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -7,9 +7,11 @@ import traceback
 from numbers import Integral
 from pathlib import Path
 
-_SHOWN_AT_MOST = 300  # Characters of a value.
-_WORDS_AT_MOST = 120  # Characters of an error before its place: that has to fit into a reason.
-# Top-level modules in which nobody looks for a mistake of an app's own.
+_SHOWN_AT_MOST = 300  # Characters of a value in an error message.
+# Characters of an error's text before its place in the code: both have to fit into a reason, which
+# is cut at 200 characters.
+_WORDS_AT_MOST = 120
+# Top-level modules that are no part of an app: an error is not looked for in them.
 _NOT_AN_APPS = frozenset(
     {
         "PIL",
@@ -56,7 +58,7 @@ class ReplyError(FedIFError):
 
 
 class ValuationError(FedIFError, ValueError):
-    """A valuation was asked for something undefined, or a utility answered nonsense."""
+    """A valuation was asked for something undefined, or a utility returned an invalid value."""
 
 
 class DivergedError(ValuationError):
@@ -68,9 +70,9 @@ class TrainingFailedError(FedIFError):
 
 
 class IncompleteRunError(FedIFError):
-    """A run came to its end, but too little of what it asked for came."""
+    """A run came to its end, but too much of what it asked for is missing."""
 
-    exit_code = 3
+    exit_code = 3  # Of the command ``fedif``; other errors have 1.
 
 
 class CheckpointError(FedIFError):
@@ -78,15 +80,15 @@ class CheckpointError(FedIFError):
 
 
 class StatementError(FedIFError):
-    """A statement, or a record that it rests on, is not what was signed."""
+    """A statement, or a record that it is based on, is not what was signed."""
 
 
 class EvidenceError(FedIFError):
-    """A log, a signature or a receipt does not hold what it claims."""
+    """A log, a signature or a receipt is not valid."""
 
 
 class MaskingError(FedIFError, ValueError):
-    """Numbers do not fit the ring, or a masked sum cannot be what it should be."""
+    """Numbers do not fit into the ring of masked sums, or a masked sum is not plausible."""
 
 
 class KeeperError(FedIFError):
@@ -94,14 +96,14 @@ class KeeperError(FedIFError):
 
 
 class RefusedByMemberError(FedIFError):
-    """What a member's own policy does not let in or out.
+    """A member's own policy does not allow a message in or out.
 
     Parameters
     ----------
     told : str
-        The reason as the server may learn it: it holds nothing that the app wrote.
+        The reason that the server may learn. It contains nothing that the app wrote.
     detail : str
-        What the member reads besides in its own log: names, figures.
+        What the member's own log says as well, such as names and figures.
     """
 
     def __init__(self, told: str, detail: str = "") -> None:
@@ -116,13 +118,13 @@ def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:
     Parameters
     ----------
     is_allowed : bool
-        Whether the value is.
+        Whether the value is allowed.
     key : str
-        What the one who set it calls it.
+        The setting's name, as the person who set it knows it.
     value : object
-        What it was set to; of a long one the error has the beginning.
+        The value; the error has only the beginning of a long one.
     allowed : str
-        What would have been allowed, in words.
+        Which values are allowed, in words.
     """
     if not is_allowed:
         shown = repr(value)
@@ -137,14 +139,15 @@ def is_count(value: object, least: int = 0) -> bool:
 
 
 def with_place(error: BaseException) -> str:
-    """Return an error with the innermost line of an app's own code that it came through.
+    """Return an error's text, with the innermost line of an app's own code in its traceback.
 
-    ``KeyError('a') at my_rule.py:12 in MyRule.weigh``; the error alone where there is none. A file
-    is named without its folder. It raises nothing: an error may be of somebody else's making.
+    An example is ``KeyError('a') at my_rule.py:12 in MyRule.weigh``. Files are named without their
+    folder. Without such a line it is the error alone. This function raises nothing, whatever the
+    error is.
     """
     try:
         words = repr(error)
-    except Exception:  # An error of a user's own may fail to say what it is.
+    except Exception:  # The __repr__ of a user's own error may raise.
         words = type(error).__name__
     place = _place_in_app(error)
     if not place:
@@ -155,17 +158,17 @@ def with_place(error: BaseException) -> str:
 
 
 def _place_in_app(error: BaseException) -> str:
-    """Return the innermost line of an app's own code that an error came through; empty: none."""
-    places: list[tuple[str, str]] = []  # The file, and what is shown, from the outermost on.
+    """Return the innermost line of an app's own code in an error's traceback; empty: none."""
+    places: list[tuple[str, str]] = []  # The file, and what is shown; the outermost call first.
     for frame, line in traceback.walk_tb(error.__traceback__):
-        module = frame.f_globals.get("__name__") or ""  # Code that was executed may have none.
+        module = frame.f_globals.get("__name__") or ""  # Code run by exec() may have no name.
         package, _, _ = str(module).partition(".")
         if package in _NOT_AN_APPS or package in sys.stdlib_module_names:
             continue
         file = frame.f_code.co_filename
         _, _, name = frame.f_code.co_qualname.rpartition("<locals>.")
         places.append((file, f"{Path(file).name}:{line} in {name}"))
-    # An app may be installed as well: then there is nothing else.
+    # Code outside of site-packages comes first. But an app may be installed there itself.
     not_installed = [place for file, place in places if "site-packages" not in file]
     if not_installed:
         return not_installed[-1]

@@ -1,4 +1,4 @@
-"""What somebody else wrote: read of regular files alone and with bounds, shown as plain text."""
+"""Reading and showing what somebody else wrote: regular files only, bounded, as plain text."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from typing import Any
 
 from fedif_flower.errors import ConfigError, FedIFError
 
-MOST_BYTES = 64 * 2**20  # Of a file that is read whole.
-MOST_DEPTH = 64  # Of objects and lists within each other.
+MOST_BYTES = 64 * 2**20  # The largest file that is read.
+MOST_DEPTH = 64  # The most objects and lists within each other.
 _TOO_DEEP = f"more than {MOST_DEPTH} objects or lists within each other"
 
 
 def regular(path: str, flags: int) -> int:
-    """Open a file, for ``open(..., opener=regular)``.
+    """Open a regular file and return its descriptor, for ``open(..., opener=regular)``.
 
     Raises
     ------
     OSError
-        If it is a pipe, a device or a folder: reading these may never end.
+        If it is a pipe, a device or a folder, which could be read forever; or cannot be opened.
     """
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -41,7 +42,7 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
     Raises
     ------
     OSError
-        If it is none, has more than ``most`` bytes, or cannot be read.
+        If the file is not regular, has more than ``most`` bytes, or cannot be read.
     """
     with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
         content = file.read(most + 1)
@@ -51,15 +52,17 @@ def read_whole(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def require_plain_archive(path: Path) -> None:
-    """Raise ValueError if a ZIP archive would unpack to more than the file has.
+    """Raise ValueError if a ZIP archive would unpack to more bytes than the file has.
 
-    NumPy's ``savez`` and PyTorch's ``save`` pack nothing, so what is packed is not theirs: a
-    kilobyte may stand for a gigabyte. A file of another kind passes.
+    NumPy's ``savez`` and PyTorch's ``save`` do not compress. A compressed archive was not written
+    by them, and a kilobyte of it may stand for a gigabyte. A file of another format passes.
 
     Raises
     ------
+    ValueError
+        If the archive is compressed.
     OSError
-        If it is no regular file, or cannot be read.
+        If the file is not regular, or cannot be read.
     """
     with open(path, "rb", opener=regular) as file:  # Path.open takes no opener
         if not zipfile.is_zipfile(file):
@@ -72,13 +75,13 @@ def require_plain_archive(path: Path) -> None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return what a JSON text says.
+    """Return the value of a JSON text.
 
     Raises
     ------
     ValueError
-        If it is none, an object has a key twice, a text holds half of a surrogate pair, or it is
-        nested deeper than 64.
+        If the text is no JSON, if an object has a key twice, if a string holds half of a surrogate
+        pair, or if the value is nested deeper than 64 levels.
     """
     text = content if isinstance(content, str) else content.decode()
     try:
@@ -90,13 +93,13 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Return the content of a TOML file.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, has more than ``most`` bytes, is no TOML, or is nested deeper than
-        64.
+        If the file cannot be read, has more than ``most`` bytes, is no TOML, or is nested deeper
+        than 64 levels.
     """
     try:
         text = read_whole(path, most).decode("utf-8-sig")
@@ -113,33 +116,44 @@ def read_toml(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
 
 @contextmanager
 def refused_as(kind: type[FedIFError], what: str) -> Iterator[None]:
-    """Turn whatever goes wrong with values that somebody else wrote into one sentence.
+    """Turn any error within the context into an error of one sentence.
+
+    It is for code that works with values that somebody else wrote, which may be anything.
+
+    Parameters
+    ----------
+    kind : type of FedIFError
+        The class of the error to raise.
+    what : str
+        What its message begins with.
 
     Raises
     ------
     FedIFError
-        Of this kind, ``what`` first; those that are raised inside stay as they are.
+        One of class ``kind`` in the place of any error; but an error that is a FedIFError already
+        is raised as it is.
     """
     try:
         yield
     except FedIFError:
         raise
-    except Exception as error:  # An OverflowError of 1e308, a KeyError of what is not there ...
-        # Only the text of an OSError names the file.
+    except Exception as error:  # Such as an OverflowError from 1e308, or a KeyError.
+        # The text of an OSError names the file; its repr does not.
         words = str(error) if isinstance(error, OSError) else repr(error)
         raise kind(f"{what}: {' '.join(words.split()):.200}") from error
 
 
 def visible(text: str) -> str:
-    """Return a text with ``"?"`` for whatever a terminal obeys in place of showing it.
+    """Return a text with ``"?"`` in place of each character that a terminal would not just show.
 
-    That is line breaks, escape sequences, marks that turn the direction of writing and halves of
-    surrogate pairs.
+    Such characters are line breaks, escape sequences, marks that turn the direction of writing and
+    halves of surrogate pairs.
     """
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict; raise ValueError if a key occurs twice."""
     content: dict[str, Any] = {}
     for key, value in pairs:
         if key in content:
@@ -149,14 +163,14 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _require_plain(value: Any) -> None:
-    """Raise ValueError unless recursive code can walk through a value, and write its texts."""
-    # Level by level, since a recursion would itself be too deep.
+    """Raise ValueError if a value is nested too deep, or holds a string that cannot be encoded."""
+    # Level by level: recursive code could itself run into the limit of the recursion.
     level = [value]
     for _ in range(MOST_DEPTH + 1):
         next_level: list[Any] = []
         for item in level:
             if isinstance(item, str):
-                item.encode()  # Half of a surrogate pair is a ValueError.
+                item.encode()  # Raises ValueError for half of a surrogate pair.
             elif isinstance(item, dict):
                 next_level += item.keys()
                 next_level += item.values()

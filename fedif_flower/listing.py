@@ -1,4 +1,4 @@
-"""``fedif list``: what names of the run config stand for, a line for each."""
+"""``fedif list``: the names that keys of the run config may have, with a line on each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedif_flower.tasks.config import TASKS
 
 
 def listing() -> Iterator[ResultTable]:
-    """Yield a table for each key of the run config that names something."""
+    """Yield a table of names for each key of the run config that takes a name."""
     for registry in (TASKS, ATTACKS, LOCAL_METHODS, SCREENS, SERVER_OPTIMIZERS, STRATEGIES):
         heading = [registry.key, "what it is", "from"]
         lines = []
@@ -27,17 +27,17 @@ def listing() -> Iterator[ResultTable]:
 
 
 def line_of(registry: Registry, name: str) -> str:
-    """Return one line on what a name stands for: the first of its documentation."""
+    """Return one line on what a name stands for: the first paragraph of its docstring."""
     try:
         registry.require_one(name)
         kind = registry[name]
-    except ConfigError as error:  # One package that cannot be imported hides no other.
+    except ConfigError as error:  # The error is shown as the line, so that others are listed too.
         return str(error)
     documented = inspect.getdoc(kind) or f"a {registry.kind} of its own"
     first_paragraph = documented.split("\n\n")[0]
     line = " ".join(first_paragraph.split())
     without_markup = re.sub(r":\w+:`~?[\w.]*?(\w+)`|``", r"\1", line).removesuffix(".")
-    noun = re.sub("^Return (the )?", "", without_markup)  # Some are functions.
+    noun = re.sub("^Return (the )?", "", without_markup)  # The docstring of a function.
     words = noun[:1].upper() + noun[1:]
     if kind.__module__.startswith("flwr."):
         return f"Flower's: {words}"

@@ -1,4 +1,4 @@
-"""Calling a constructor with what it names: its settings, its parts, and what it is offered."""
+"""Calling a constructor with the arguments that it names (see :mod:`fedif_flower.constructors`)."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ def make(
     settings: Mapping[str, Any] = MappingProxyType({}),
     rest: Mapping[str, Any] = MappingProxyType({}),
 ) -> _T:
-    """Call a class or function with those arguments that it names.
+    """Call a class or function with the arguments that it names, and return the result.
 
     Parameters
     ----------
     what : str
-        What is called, for errors.
+        The name of the class or function in errors.
     maker : callable
-        The class or function; the parts that it is made of are made first.
+        The class or function. Arguments that are objects with settings of their own (``made_of``)
+        are made first.
     offered : mapping
-        Arguments that it gets if it has a parameter of that name.
+        Arguments by name. It gets those for which it has a parameter.
     settings : mapping
-        Values of its settings and of those of its parts; others keep their defaults.
+        The values of its settings, and of the settings of the objects that it is made of. Settings
+        that are not given keep their defaults.
     rest : mapping
-        Offered as well; and all of them if it takes any keyword.
+        More offered arguments. It gets all of them if it takes ``**keywords``.
 
     Raises
     ------
     ConfigError
-        If it needs an argument that is not offered, or its base class does.
+        If it, or its base class, needs an argument that is not offered.
     """
     function, bound = unbound(maker)
     makers = makers_of_parts(function)
@@ -83,16 +85,16 @@ def make(
 
 
 def require_offered(what: str, maker: Callable[..., Any], offered: Collection[str]) -> None:
-    """Raise ConfigError where a class or function needs more than settings and what is offered.
+    """Raise ConfigError if a class or function needs an argument that it cannot be given.
 
     Parameters
     ----------
     what : str
-        What is called, for errors.
+        The name of the class or function in errors.
     maker : callable
-        The class or function; nothing is called.
+        The class or function, which is not called.
     offered : collection of str
-        The names of all arguments that it may be offered.
+        The names of all arguments that may be offered, beside its settings.
     """
     function, bound = unbound(maker)
     makers = makers_of_parts(function)
@@ -110,17 +112,18 @@ def require_offered(what: str, maker: Callable[..., Any], offered: Collection[st
 
 
 def _missing(what: str, name: str, offered: Iterable[str]) -> ConfigError:
+    """Return the error for an argument that is needed and not offered."""
     names = ", ".join(offered) or "none"
     return ConfigError(f"{what} needs the argument {name!r}; it can have {names}")
 
 
 def _takes_keyword(parameter: inspect.Parameter) -> bool:
-    """Return whether an argument can be given by its name."""
+    """Return whether an argument can be passed by its name."""
     return parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
 
 
 def _argument_not_handed_on(maker: Maker, error: TypeError) -> str | None:
-    """Return which argument a base class was not given, by what Python says."""
+    """Return the argument of a base class whose absence caused a TypeError; ``None``: none."""
     if not isinstance(maker, type):
         return None
     for name in required_by_bases(maker):

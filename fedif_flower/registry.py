@@ -1,8 +1,8 @@
 """Tasks, attacks and strategies by name: built in, installed by a package, or ``module:object``.
 
-This is the one place that turns a name into code. An entry point comes from a package that
-somebody installed here; ``module:object`` imports whatever module it names, so that a client
-accepts it only from packages that its operator allows (:mod:`fedif_flower.client.trust`).
+This is the one place that turns a name into code. An entry point belongs to a package that somebody
+installed on this machine. But ``module:object`` imports any module, so a client accepts it only for
+packages that its operator allows (:mod:`fedif_flower.client.trust`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, TypeGuard
 
 from fedif_flower.errors import ConfigError
 
-# The packages that module:object may import from; None: any. For settings of others' runs.
+# The packages from which module:object may be imported; None: from all. It is set while the
+# settings of somebody else's run are used.
 _IMPORTABLE: ContextVar[Collection[str] | None] = ContextVar("importable", default=None)
 # Set while a client runs in the process of whoever started its server.
 IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
@@ -32,12 +33,12 @@ logger = logging.getLogger(__name__)
 def parts_named(name: str) -> Sequence[Any] | None:
     """Return what ``module:function`` returns: the parts of a run, or of a client.
 
-    ``None`` where no name is given, or where the package that it begins with is not installed.
+    ``None`` if the name is empty, or if its package is not installed.
 
     Raises
     ------
     ImportError, AttributeError
-        Whatever else is wrong with it.
+        If the package is installed, but the function cannot be imported.
     """
     if not name:
         return None
@@ -53,32 +54,33 @@ def parts_named(name: str) -> Sequence[Any] | None:
 
 
 class Registry(Mapping[str, Callable[..., Any]]):
-    """What a key of the run config can name: classes and functions that make it.
+    """The classes and functions that a key of the run config can name, its *makers*.
 
-    Iterating yields the built-in names and those of entry points; ``in`` accepts
+    Iterating yields the built-in names and those of entry points. ``in`` is true for
     ``module:object`` as well, without importing it.
 
     Parameters
     ----------
     kind : str
-        The field, ``"attack"``, whose key has hyphens; packages install theirs in the group
-        ``fedif_flower.attacks``.
+        The field of the run config, such as ``"local_method"``. The run-config key has hyphens
+        instead, and other packages install theirs in the group of entry points
+        ``fedif_flower.local_methods``.
     built_in : mapping
-        Makers by name, or where they are to be imported from.
+        The built-in makers by name, each as an object or as the ``module:object`` to import.
     offered : collection of str
-        Names of the arguments that every maker can have beside its settings (see
+        The names of the arguments that every maker may take beside its settings (see
         :mod:`fedif_flower.constructors`).
     auto : mapping
-        What ``"auto"`` stands for, by key, where that is a run config's default of a setting: what
-        a part of the run says it is.
+        Settings of built-in makers that are ``"auto"`` by default in a run config, by key, with
+        what ``"auto"`` stands for in words. A part of the run decides on the value.
     brought : str
-        What the names of those begin with that an app brings along; empty: none does.
+        The prefix of names for what an app brings along itself; empty: apps bring nothing.
     makes : tuple of type
-        What its makers make: classes are of one of these. What a function returns is not known
-        before it is called.
+        The types of which makers make an instance. It is checked for classes; what a function
+        returns is not known before it is called.
     """
 
-    also = "module:object"  # For lists of what is allowed.
+    also = "module:object"  # What messages on allowed names list beside the names.
 
     def __init__(
         self,
@@ -118,11 +120,11 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return name in self.built_in or self.is_own(name) or is_brought
 
     def is_own(self, name: object) -> bool:
-        """Return whether a name stands for something of another package."""
+        """Return whether a name stands for an object of another package."""
         return name not in self.built_in and (name in _installed(self.group) or is_import(name))
 
     def path_of(self, name: str) -> str:
-        """Return the ``module:object`` of a name outside of this package; empty: it is built in."""
+        """Return the ``module:object`` of a name from another package; empty: it is built in."""
         if not self.is_own(name):
             return ""
         installed = _installed(self.group)
@@ -131,12 +133,15 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return installed[name][0].value
 
     def load(self, name: str) -> Callable[..., Any]:
-        """Return what a name outside of this package stands for; an object as what returns it.
+        """Return the class or function of another package that a name stands for.
+
+        If the name stands for any other object, a function is returned that returns the object.
 
         Raises
         ------
         ConfigError
-            Saying what was tried.
+            If the name stands for nothing or for several objects, or the object cannot be imported
+            or does not make what the key is about.
         """
         self.require_one(name)
         installed = _installed(self.group)
@@ -156,7 +161,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
         return maker
 
     def require_one(self, name: str) -> None:
-        """Raise ConfigError for a name of several things: nobody has said which one is meant."""
+        """Raise ConfigError if a name stands for several objects, since one of them is meant."""
         origins = self._origins(name)
         if len(origins) > 1:
             raise ConfigError(
@@ -165,7 +170,10 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
 
     def _require_maker(self, name: str, loaded: object) -> None:
-        """Raise ConfigError where an object cannot make what the key is about."""
+        """Raise ConfigError if an object is no maker of what the key is about.
+
+        An object that is an instance of it already will do.
+        """
         subject = f"{self.key} = {name!r}"
         kinds = ", ".join(f"a {kind.__module__}.{kind.__name__}" for kind in self.makes)
         allowed = f"{kinds}, or a function that returns one"
@@ -179,13 +187,13 @@ class Registry(Mapping[str, Callable[..., Any]]):
             return
         try:
             signature(loaded)
-        except ValueError as error:  # Some that are written in C have none.
+        except ValueError as error:  # Some classes and functions written in C have no signature.
             raise ConfigError(
                 f"{subject}: nobody can tell what it is called with: {error}; allowed: {allowed}"
             ) from error
 
     def _require_importable(self, name: str) -> None:
-        """Raise ConfigError if ``module:object`` is of a package that may not be imported here."""
+        """Raise ConfigError if the package of ``module:object`` may not be imported here."""
         allowed = _IMPORTABLE.get()
         package = package_of(name)
         if allowed is not None and package not in allowed:
@@ -195,12 +203,12 @@ class Registry(Mapping[str, Callable[..., Any]]):
             )
 
     def sources(self) -> dict[str, str]:
-        """Return by name where it comes from: all of them, where there are several."""
+        """Return where each name comes from, in words; several places if packages share a name."""
         names = [*_installed(self.group), *self.built_in]
         return {name: "; ".join(self._origins(name)) for name in names}
 
     def _origins(self, name: str) -> list[str]:
-        """Return where a name comes from: of this package, of others, or of several."""
+        """Return all places that a name comes from: this package, and packages installed here."""
         origins = []
         if name in self.built_in:
             origins.append("built in")
@@ -210,7 +218,7 @@ class Registry(Mapping[str, Callable[..., Any]]):
 
 @contextmanager
 def importing_only(packages: Collection[str]) -> Iterator[None]:
-    """Let ``module:object`` import from these packages alone."""
+    """Let ``module:object`` import from these packages only, within the context."""
     token = _IMPORTABLE.set(packages)
     try:
         yield
@@ -219,7 +227,7 @@ def importing_only(packages: Collection[str]) -> Iterator[None]:
 
 
 def package_of(name: str) -> str:
-    """Return from which package ``module:object`` imports."""
+    """Return the top-level package of ``module:object``."""
     return name.split(":")[0].split(".")[0]
 
 
@@ -233,7 +241,7 @@ def is_import(name: object) -> bool:
 
 @cache
 def _installed(group: str) -> dict[str, list[EntryPoint]]:
-    """Return what packages have installed in a group, by name: packages may share one."""
+    """Return the entry points of a group by name; several packages may use the same name."""
     by_name: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=group):
         by_name.setdefault(point.name, []).append(point)
@@ -241,6 +249,7 @@ def _installed(group: str) -> dict[str, list[EntryPoint]]:
 
 
 def _origin(point: EntryPoint) -> str:
+    """Return the package, its version and the object of an entry point, in words."""
     if point.dist is None:
         return f"installed: {point.value}"
     return f"{point.dist.name} {point.dist.version}: {point.value}"
@@ -254,15 +263,15 @@ def _plural(kind: str) -> str:
 
 
 def _is_maker(loaded: object) -> TypeGuard[Callable[..., Any]]:
-    """Return whether an object is a class or function, which makes what a key names.
+    """Return whether an object is a class or function, which is called to make what a key names.
 
-    An object that can be called, as every rule can, is not called for it.
+    An instance may be callable, as every rule is, but it is no maker: it is what the key names.
     """
     return isinstance(loaded, type | partial) or isroutine(loaded)
 
 
 def _load(subject: str, path: str) -> Any:
-    """Import ``module:object``; whatever goes wrong is one sentence."""
+    """Import ``module:object``; turn any error into a ConfigError of one sentence."""
     try:
         return EntryPoint("", path, "").load()
     except Exception as error:

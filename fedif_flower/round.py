@@ -1,4 +1,4 @@
-"""What a round gives the server to judge, and what a rule answers: tensors, no Flower types."""
+"""The updates of a round, and what a rule makes of them: tensors, no Flower types."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from fedif_flower.seeding import torch_generator
 
 @dataclass(frozen=True)
 class ModelVectors:
-    """A model as vectors: ``params`` [d], ``buffers`` [b] and the integer arrays by name."""
+    """A model as vectors.
+
+    Attributes
+    ----------
+    params : Tensor
+        ``[d]``: the trainable parameters.
+    buffers : Tensor
+        ``[b]``: the floating-point arrays that are not trained.
+    counters : mapping of str to Tensor
+        The integer arrays, by name.
+    """
 
     params: Tensor  # [d]
     buffers: Tensor  # [b]
@@ -24,7 +34,7 @@ class ModelVectors:
 
 
 class BufferNames(Protocol):
-    """Knows the arrays of a model that are not trained by name."""
+    """Knows the names of a model's arrays that are not trained."""
 
     def named_buffers(self, vectors: ModelVectors) -> Mapping[str, Tensor]:
         """Return a model's buffers by name, counters included."""
@@ -36,31 +46,42 @@ class BufferNames(Protocol):
 
 
 class UnseenUpdates(Protocol):
-    """Updates that nobody sees: what is known of them are linear functions, and lengths."""
+    """Masked updates, which nobody sees: only linear functions of them and lengths are known."""
 
     def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``."""
         ...
 
     def product_errors(self, vector: Tensor) -> Tensor:
-        """Return how far, ``[m]`` of float64, these products may be off."""
+        """Return bounds ``[m]``, float64, on the errors of :meth:`products` with this vector."""
         ...
 
     def summed(self, weights: Tensor) -> Tensor:
-        """Return the sum ``[d]`` of the updates times weights ``[m]``; one sum a round.
+        """Return the sum ``[d]`` of the updates times weights ``[m]``.
 
-        Other weights may only be a multiple of those of the first call.
+        A round allows one sum. The weights of later calls have to be multiples of those of the
+        first call.
         """
         ...
 
     def cut(self, coefficients: Tensor) -> Tensor:
-        """Return factors ``[m]`` by which :meth:`summed` is allowed coefficients ``[m]``."""
+        """Return factors ``[m]`` that make coefficients ``[m]`` allowed for :meth:`summed`."""
         ...
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """Return roughly the updates' inner products, and their coordinates in a basis.
+        """Return estimates of the updates' inner products, and of their coordinates in a basis.
 
-        ``basis`` is orthonormal, ``[k, d]``; both are float64, ``[m, m]`` and ``[m, k]``.
+        Parameters
+        ----------
+        basis : Tensor
+            ``[k, d]``, orthonormal.
+
+        Returns
+        -------
+        gram : Tensor
+            ``[m, m]``, float64.
+        coordinates : Tensor
+            ``[m, k]``, float64.
         """
         ...
 
@@ -74,38 +95,39 @@ class RoundUpdates:
     server_round : int
         The round t, from 1.
     seed : int
-        The run's; see :meth:`generator`.
+        The run's seed; see :meth:`generator`.
     client_ids : tuple of int
-        The m clients' lasting ids: the key of every score that is kept.
+        The m clients' lasting ids, under which scores are kept over rounds.
     num_examples : Tensor
-        ``[m]``, float64: the examples each client says it trained on.
+        ``[m]``, float64: how many examples each client says that it trained on.
     model : ModelVectors
         The model w_{t-1} that the clients received, params ``[d]`` and buffers ``[b]``.
     client_updates : Tensor
         ``[m, d]``: w_i - w_{t-1} for the models w_i that they sent back.
     squared_norms : Tensor
-        ``[m]``, float64: of the updates.
+        ``[m]``, float64: the squared norms of the updates.
     buffer_updates : Tensor
         ``[m, b]``: the changes of floating-point arrays that are not trained.
     counters : sequence of mapping of str to Tensor
         The integer arrays that each of the m clients sent back, by name.
     names : BufferNames, optional
-        What the buffers are called; ``None``: all of the model is trained.
+        The names of the buffers; ``None``: all of the model is trained.
     unseen : UnseenUpdates, optional
-        Where updates are masked; ``client_updates`` is ``[m, 0]`` then.
+        The updates, if they are masked; ``client_updates`` is ``[m, 0]`` then.
     factors, buffer_factors : Tensor, optional
-        ``[m]``, float64, in [0, 1]: by how much each client's update of parameters, and of
-        buffers, is shortened where it is used; ``None``: by nothing.
+        ``[m]``, float64, in [0, 1]: what each client's update of parameters, and of buffers, is to
+        be multiplied by where it is used, to shorten it; ``None``: nothing is shortened.
     mixing : Tensor, optional
-        ``[m, n]``, on the CPU: the matrix by which the updates are means of the n clients' own
-        ones, at full length; n = m unless they are of groups.
+        ``[m, n]``, on the CPU: the updates are this matrix times the n clients' own updates, at
+        full length. n = m unless each update is a group's mean. ``None``: the updates are not
+        mixed.
     mixed_factors : Tensor, optional
-        ``[n]``, float64: by how much the clients' own updates were shortened before they were
-        mixed; ``None``: they are not mixed.
+        ``[n]``, float64: the factors by which the clients' own updates were shortened before they
+        were mixed, which are part of ``mixing`` as well; ``None``: the updates are not mixed.
     sent : ModelVectors, optional
-        The clients' models as they came, params ``[m, d]`` and buffers ``[m, b]``, on the CPU: kept
-        for a rule that takes one over. ``global_params + client_updates`` is the same but for
-        rounding.
+        The models as the clients sent them, params ``[m, d]`` and buffers ``[m, b]``, on the CPU.
+        They are kept for a rule that takes over one client's model, from which
+        ``global_params + client_updates`` differs by rounding.
     """
 
     server_round: int
@@ -141,9 +163,10 @@ class RoundUpdates:
 
     @property
     def client_shortening(self) -> Tensor:
-        """By how much each client's own update is shortened, ``[n]``; in several means, on average.
+        """The factor by which each client's own update is shortened, ``[n]``.
 
-        It is :attr:`shortening` where updates are not mixed.
+        If an update is part of several means that are shortened differently, it is the weighted
+        average. If updates are not mixed, it is :attr:`shortening`.
         """
         if self.mixing is None or self.mixed_factors is None:
             return self.shortening
@@ -153,7 +176,7 @@ class RoundUpdates:
         return self.mixed_factors * since
 
     def shortened(self) -> RoundUpdates:
-        """Return the round with updates that are as short as the factors say."""
+        """Return the round with shortened updates: the factors are multiplied into them."""
         factors = self.shortening
         buffer_factors = self.buffer_shortening
         updates = self.client_updates
@@ -172,17 +195,17 @@ class RoundUpdates:
         )
 
     def mixed(self, mixing: Tensor) -> RoundUpdates:
-        """Return the round with means of its updates, shortened, in their place.
+        """Return the round with means of its (shortened) updates in the place of the updates.
 
         Parameters
         ----------
         mixing : Tensor
-            ``[n, m]``, float64: the weights of each mean, a row for each.
+            ``[n, m]``, float64: the weights of each of n means, one row for each mean.
         """
         of_updates = mixing.cpu() * self.shortening  # [n, m]
         of_buffers = mixing.cpu() * self.buffer_shortening
         updates = of_updates.to(self.client_updates) @ self.client_updates  # [n, d]
-        of_clients = of_updates
+        of_clients = of_updates  # The means as sums of the clients' own updates.
         if self.mixing is not None:
             of_clients = of_updates @ self.mixing
         return replace(
@@ -198,17 +221,18 @@ class RoundUpdates:
         )
 
     def unmixed(self, aggregation: Aggregation) -> Aggregation:
-        r"""Return what a rule made of mixed updates with weights of the clients' own ones.
+        r"""Return a rule's result for mixed updates, with weights of the clients' own updates.
 
         .. math:: p_i = \sum_j q_j M_{ji} / f_i
 
-        with :math:`f_i` by how much an update was shortened before it was mixed: a weight says
-        what it counts for, not how long it is.
+        with :math:`q_j` the rule's weight of mixed update j, M the :attr:`mixing` and :math:`f_i`
+        the factor by which client i's update was shortened before it was mixed. The division by
+        :math:`f_i` is there because a weight says what an update counts for, not how long it is.
         """
         if self.mixing is None:
             return aggregation
         groups, clients = self.mixing.shape
-        if groups != clients:  # What was said of a group is said of no client.
+        if groups != clients:  # Scores of a group are no scores of a client.
             aggregation = replace(
                 aggregation, scores=None, normalized=None, weight_scores=None, accumulative=None
             )
@@ -223,7 +247,7 @@ class RoundUpdates:
         return replace(aggregation, weights=weights, applied=applied, rescaling=rescaling)
 
     def _unmixed_weights(self, weights: Tensor, mixing: Tensor) -> Tensor:
-        """Return the clients' own weights ``[n]`` for those ``[m]`` of mixed updates."""
+        """Return weights ``[n]`` of the clients' own updates for weights ``[m]`` of mixed ones."""
         unmixed = weights.double() @ mixing
         if self.mixed_factors is None:
             return unmixed
@@ -233,7 +257,7 @@ class RoundUpdates:
         return torch.ones(self.num_clients, dtype=torch.float64)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a CPU generator of this round's own, for one purpose."""
+        """Return a CPU generator for one purpose in this round, derived from the run's seed."""
         return torch_generator(purpose, self.seed, self.server_round)
 
     @property
@@ -273,7 +297,7 @@ class RoundUpdates:
         return self.split_buffers(self.global_buffers + self.buffer_updates)
 
     def state_updates(self) -> Tensor:
-        """Return what changed of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
+        """Return the changes of parameters, buffers and counters, ``[m, d + b + c]`` (new)."""
         columns = [self.client_updates, self.buffer_updates]
         if any(self.counters):
             changes = torch.stack([self._counted(counters) for counters in self.counters])  # [m, c]
@@ -281,7 +305,7 @@ class RoundUpdates:
         return torch.cat(columns, dim=1)
 
     def _counted(self, counters: Mapping[str, Tensor]) -> Tensor:
-        """Return by how much one client's counters changed, ``[c]``."""
+        """Return the changes of one client's counters, ``[c]``."""
         before = self.model.counters
         changes = [value.double() - before[name].double() for name, value in counters.items()]
         return torch.cat([change.flatten() for change in changes])
@@ -289,16 +313,16 @@ class RoundUpdates:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """What a rule makes of a round: coefficients, and the scores that led to them.
+    """What a rule makes of a round: weights, and the scores that led to them.
 
     The new model is ``w_t = w_{t-1} + sum_i weights_i (w_i - w_{t-1})``, which is the weighted
-    mean of the clients' models where the weights sum to 1.
+    mean of the clients' models if the weights sum to 1.
 
     Attributes
     ----------
     weights : Tensor
-        ``[m]``, finite: the rule's; once stages have chosen where the round leads, those that it
-        took.
+        ``[m]``, finite: the rule's weights; once stages have chosen where the round leads, the
+        weights of that step.
     scores : Tensor, optional
         ``[m]``: the round's raw valuation, e.g. round influences Phi.
     normalized : Tensor, optional
@@ -310,19 +334,20 @@ class Aggregation:
     evaluations : int
         How often the model was evaluated on the validation set, or on a part of it.
     losses : tuple of float
-        Where the weights descend the validation loss: at the start and after each step taken.
+        The validation losses at the start of influence descent and after each of its steps; empty
+        for rules that do not descend the loss.
     noise : Tensor, optional
-        ``[d]``, on the CPU: what is added to the parameters besides.
+        ``[d]``, on the CPU: noise that is added to the parameters beside the step.
     applied : Tensor, optional
-        ``[m]``: what the updates were multiplied by in the end, bounds included; ``None`` where the
-        round's step is no sum of updates times coefficients.
+        ``[m]``: the coefficients that the updates were finally multiplied by, bounds included;
+        ``None``: the round's step is no sum of updates times coefficients.
     shortening : Tensor, optional
-        ``[m]``, in [0, 1]: the part of ``applied`` that shortens each client's update, whatever its
-        weight; ``None``: by nothing.
+        ``[m]``, in [0, 1]: the factor within ``applied`` by which stages shorten each client's
+        update; ``None``: they do not.
     rescaling : Tensor, optional
-        ``[m]``, >= 0: the part of ``weights`` that brings each update to another length, whatever
-        the rest of its weight. Buffers,
-        whose changes have lengths of their own, are averaged without it; ``None``: there is none.
+        ``[m]``, >= 0: the factor within ``weights`` by which the rule brings each update to another
+        length; ``None``: it does not. Buffers are averaged without it, since their changes have
+        other lengths than the updates of parameters.
     """
 
     weights: Tensor
@@ -338,7 +363,13 @@ class Aggregation:
     rescaling: Tensor | None = None
 
     def require_of(self, num_clients: int) -> Aggregation:
-        """Return this, or raise ValuationError where figures are no tensor, a number a client."""
+        """Return this aggregation if every figure is a tensor ``[num_clients]``.
+
+        Raises
+        ------
+        ValuationError
+            If weights, scores or others are no tensors, or of another shape.
+        """
         for name in ("weights", "scores", "normalized", "weight_scores", "accumulative"):
             figures = getattr(self, name)
             if figures is None:
@@ -354,14 +385,14 @@ class Aggregation:
 
     @property
     def weights_alone(self) -> Tensor:
-        """``weights`` [m] without what brings updates to another length."""
+        """``weights`` [m] without the factor ``rescaling``."""
         if self.rescaling is None:
             return self.weights
         return without_factors(self.weights.double(), self.rescaling)
 
     @property
     def length_factors(self) -> Tensor:
-        """By how much stages and rule shorten or lengthen each client's update, ``[m]``."""
+        """The factors ``[m]`` by which stages and the rule shorten or lengthen the updates."""
         factors = torch.ones(len(self.weights), dtype=torch.float64)
         for part in (self.shortening, self.rescaling):
             if part is not None:
@@ -375,14 +406,14 @@ class Aggregation:
 
 
 def without_factors(weights: Tensor, factors: Tensor) -> Tensor:
-    """Return weights ``[m]`` without the factors ``[m]`` in them; 0 where the factor is 0."""
+    """Return weights ``[m]`` divided by factors ``[m]`` in them; 0 where a factor is 0."""
     return torch.where(factors > 0, weights / factors, 0.0)
 
 
 @contextmanager
 def refuse_changes_in_place(updates: RoundUpdates, error: str) -> Iterator[None]:
-    """Raise ValuationError with these words where the updates are changed in place meanwhile."""
-    version = updates.client_updates._version  # PyTorch counts every change in place.
+    """Raise ValuationError(error) if the updates are changed in place within the context."""
+    version = updates.client_updates._version  # PyTorch counts a tensor's changes in place.
     yield
     if updates.client_updates._version != version:
         raise ValuationError(error)

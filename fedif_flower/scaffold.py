@@ -1,4 +1,4 @@
-"""``fedif new``: a Flower app of one's own, which runs as it is."""
+"""``fedif new``: writes a Flower app for a task of your own, which runs as it is."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from string import Template
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.storage import make_folder, temporary_sibling, write_atomically, writing
 
-# What a new app's task is about; each has its task in template/, as <name>.py.tmpl.
+# The kinds of tasks that a new app can have; template/<name>.py.tmpl has the task of each.
 KINDS = {
     "tabular": "rows of numbers, sorted into classes",
     "images": "pictures, sorted into classes",
 }
 DEFAULT = "tabular"
 
-# Packages that an app imports though they need not be installed where it is written.
+# Packages that an app imports. Their names are taken even if they are not installed here.
 _IMPORTED = {"fedif_consortium", "pytest"}
-# Folders of an app that are no package of it: its tests, and what Flower sends no node.
+# Names of folders that an app may have beside its package: tests, and what Flower does not send.
 _NO_PACKAGES = {"build", "env", "lib", "lib64", "tests", "venv"}
 
-# What is written, and the template that it comes from.
+# The files of an app, each with its template.
 _FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -39,33 +39,36 @@ _FILES = {
 
 
 def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
-    """Write a Flower app whose task is to be filled in, and return its files: all, or none.
+    """Write a Flower app whose task is to be filled in, and return its files.
+
+    If an error occurs, nothing is written.
 
     Parameters
     ----------
     folder : Path
-        Where to; its name becomes the app's, and that of its package.
+        The app's folder; its name becomes the name of the app and of its package.
     kind : str
-        What its task is about, of ``KINDS``.
+        The kind of its task, one of ``KINDS``.
 
     Raises
     ------
     ConfigError
-        If the folder holds anything, its name cannot be a package's, or there is no such kind.
+        If the folder holds anything, if its name cannot be a package's or is taken, or if there is
+        no such kind.
     StorageError
-        If it cannot be written.
+        If the folder cannot be written.
     """
-    # Imported here: `fedif --help` would wait for it.
+    # Imported here, since `fedif --help` would wait for it.
     from fedif_flower.tasks.config import TASKS
 
     require(kind in KINDS, "template", kind, ", ".join(KINDS))
     folder = folder.expanduser().absolute()
-    with writing(folder):  # Its name may be too long to ask for.
+    with writing(folder):  # exists() raises OSError if the name is too long.
         is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if is_taken:
         raise ConfigError(f"{str(folder)!r} exists already; name a folder that does not")
     package = re.sub(r"[-. ]+", "_", folder.name).lower()
-    # Its name with '-' is the distribution's, which begins and ends with a letter or digit.
+    # With '-' it is the distribution's name, which has to begin and end with a letter or digit.
     if not re.fullmatch("[a-z]([a-z0-9_]*[a-z0-9])?", package) or keyword.iskeyword(package):
         raise ConfigError(
             f"{folder.name!r} cannot name a package; allowed: letters, digits and '-', beginning "
@@ -95,23 +98,24 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
             write_atomically(staged / target, text)
             written.append(folder / target)
         with writing(folder):
-            staged.replace(folder)  # Also over an empty folder.
+            staged.replace(folder)  # This works over an empty folder, too.
     finally:
         shutil.rmtree(staged, ignore_errors=True)
     return written
 
 
 def _is_importable_beside(folder: Path, package: str) -> bool:
-    """Return whether another package of the name can be imported, which may be one that apps need.
+    """Return whether a package of this name, other than the app's own, can be imported.
 
-    The app's own would be imported in its place, also by those who import it within others.
+    The app's package would be imported in its place, even by other packages that need it.
     """
     try:
         spec = find_spec(package)
-    except ValueError:  # It was imported, but not from any place.
+    except ValueError:  # A module of this name is loaded, but has no spec.
         return True
     if spec is None:
         return False
     places = list(spec.submodule_search_locations or [str(spec.origin)])
-    # The folder itself may be there, empty, and so may an installed app that it had before.
+    # A package in the folder is the app's own: the empty folder itself, or an installed app that
+    # was there before.
     return not all(Path(place).is_relative_to(folder) for place in places)

@@ -1,7 +1,7 @@
 """A registered name's section of the run config: ``fedif.gamma`` is a setting of ``FedIF``.
 
-What a name's settings are is read off the constructor that makes it (see
-:mod:`fedif_flower.constructors`), and nowhere else.
+The settings of a name are read off the constructor that makes it
+(:mod:`fedif_flower.constructors`); they are declared nowhere else.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _Part = TypeVar("_Part", bound=Settings)
 
 
 def section_name(name: str) -> str:
-    """Return what the keys of a name begin with: the name, or the last part of an import string."""
+    """Return the section of a name: the name itself, or the last part of ``module:object``."""
     path_in_module = name.split(":")[-1]
     return path_in_module.split(".")[-1]
 
 
 def section_names(registry: Registry, name: str) -> tuple[str, ...]:
-    """Return all that the keys of a name may begin with; the first is how records have it.
+    """Return all sections that the keys of a name may have; records have the first one.
 
-    An entry point's keys may also begin with the name of its object, as if this were named by
-    ``module:object``.
+    The keys of an entry point may also have the section of its object, as if the object were named
+    by ``module:object``.
     """
     first = section_name(name)
     path = registry.path_of(name)
@@ -50,9 +50,9 @@ def section_names(registry: Registry, name: str) -> tuple[str, ...]:
 
 
 def section(registry: Registry, name: str) -> type[Settings]:
-    """Return the settings of what a name stands for, by keys such as ``fedif.gamma``.
+    """Return the class of settings of a name, with keys such as ``fedif.gamma``.
 
-    What is not built in is imported.
+    A name that is not built in is imported for it.
     """
     return _section(registry[name], name, registry.offered, tuple(registry.auto.items()))
 
@@ -61,8 +61,9 @@ def section(registry: Registry, name: str) -> type[Settings]:
 def _section(
     maker: Maker, name: str, offered: frozenset[str], auto: tuple[tuple[str, str], ...]
 ) -> type[Settings]:
+    """Return what :func:`section` does; the arguments can be hashed for the cache."""
     fields = arguments(maker, offered)
-    # By argument: what "auto" stands for, by the registry and then by the class itself.
+    # What "auto" stands for, by argument: as the registry says, or as the class says by ``tuned``.
     meanings: dict[str, str] = {}
     for key, meaning in auto:
         meanings[key.removeprefix(f"{name}.")] = meaning
@@ -76,14 +77,17 @@ def _section(
 
 
 def _with_auto(argument: Argument, meaning: str) -> Argument:
-    """Return an argument that may be ``"auto"`` in a run config."""
+    """Return the argument as one that may be ``"auto"`` in a run config.
+
+    ``meaning`` says in words what ``"auto"`` stands for.
+    """
     kind, default = argument
     extra: Any = {"auto": meaning}
     return Argument(Annotated[kind, Field(json_schema_extra=extra)], default)
 
 
 def tuned(registry: Registry, name: str, dataset: str) -> dict[str, Scalar]:
-    """Return by key what the class of a name has on a data set in place of its defaults."""
+    """Return the defaults, by key, that differ on a data set from the usual ones."""
     maker = registry[name]
     key_of = in_section(section_name(name))
     by_argument = tuned_defaults(maker, arguments(maker, registry.offered))
@@ -96,10 +100,11 @@ def tuned(registry: Registry, name: str, dataset: str) -> dict[str, Scalar]:
 
 @contextmanager
 def named_by_key(registry: Registry, name: str) -> Iterator[None]:
-    """Let what a name's constructor refuses be called as the run config calls it."""
+    """Rename a constructor's argument to its run-config key in errors within the context."""
     try:
         yield
     except ConfigError as error:
+        # errors.require writes "argument = value; allowed: ...".
         argument, _, rest = str(error).partition(" = ")
         field = section(registry, name).model_fields.get(argument)
         if field is None:
@@ -108,19 +113,20 @@ def named_by_key(registry: Registry, name: str) -> Iterator[None]:
 
 
 class SectionedSettings(Settings):
-    """Settings some of whose keys belong to what others name: ``fedif.gamma`` to ``fedif``.
+    """Settings with sections: ``fedif.gamma`` counts if ``strategy`` is ``"fedif"``.
 
-    A key of a section that is not the chosen one is refused, unless its value is the default:
-    ``flwr run`` sends every key that it knows along.
+    A field such as ``strategy`` names one of several entries, each of which may have a section. A
+    key in the section of an entry that is not chosen is refused, unless its value is the default:
+    ``flwr run`` sends all keys that it knows with every run.
     """
 
-    # By the field that names an entry: its choices.
+    # The entries that may be chosen, by the field that names one.
     registries: ClassVar[Mapping[str, Registry]] = MappingProxyType({})
-    # By such a key: the name with which the choice is left to others, and all sections count.
+    # By field, a name that leaves the choice to others: then keys of all its sections are allowed.
     undecided: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # Sections that no field names: a run's parts have such.
+    # Sections that belong to no field, but to parts of a run.
     _free_sections: tuple[type[Settings], ...] = PrivateAttr(default=())
-    # By key: what is set in a section, and is not its default.
+    # The values that are set in sections, by key; in built-in sections only if no default.
     _in_sections: dict[str, Scalar] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -151,7 +157,7 @@ class SectionedSettings(Settings):
                 self._in_sections |= self._checked(name, section_values)
 
     def settings_of(self, key: str) -> dict[str, Any]:
-        """Return what the chosen entry is set to, by the names of its constructor's arguments.
+        """Return the values that are set for the chosen entry, by its constructor's arguments.
 
         Parameters
         ----------
@@ -161,28 +167,30 @@ class SectionedSettings(Settings):
         Raises
         ------
         ConfigError
-            If an entry that is not built in does not have a setting, or a value is not allowed.
+            If a key is no setting of an entry that is not built in, or its value is not allowed.
         """
         registry = self.registries[key]
         name = getattr(self, key)
         values = self._values_in(section_name(name))
         if not values:
-            return {}  # Nothing is imported for it.
+            return {}  # The entry need not be imported.
         return section(registry, name)(**values).model_dump(exclude_unset=True)
 
     def completed(self) -> Self:
-        """Return a copy that has every setting of the chosen entries, their defaults included.
+        """Return a copy with every setting of the chosen entries that are not built in.
 
-        Those that are not built in are imported for it; a default of ``None`` has no value.
+        These entries are imported to get their defaults. Settings whose default is ``None`` are
+        left out.
 
         Raises
         ------
         ConfigError
-            If one cannot be imported, does not have a setting, has one that lacks a value, or needs
-            what nobody offers; or if two have settings under the same name.
+            If an entry cannot be imported, or needs an argument that is not offered; if a key is no
+            setting of it, or a setting without a default has no value; or if two entries have the
+            same section.
         """
         values: dict[str, Scalar] = {}
-        owners: dict[str, str] = {}  # By section, the key that names its entry.
+        owners: dict[str, str] = {}  # The key that names a section's entry, by section.
         for field, registry in self.registries.items():
             name = getattr(self, field)
             if not registry.is_own(name):
@@ -205,21 +213,22 @@ class SectionedSettings(Settings):
         return copy
 
     def build(self, key: str, kind: type[_T], offered: Mapping[str, Any]) -> _T:
-        """Return what the chosen entry makes.
+        """Make the object that the chosen entry stands for, and return it.
 
         Parameters
         ----------
         key : str
             The field that names the entry: ``"attack"``.
         kind : type
-            Of what it has to make.
+            The type that the object has to have.
         offered : mapping
-            As :func:`~fedif_flower.making.make` takes it.
+            Arguments that it may take, as in :func:`~fedif_flower.making.make`.
 
         Raises
         ------
         ConfigError
-            If it makes something else, needs more, or has no such setting.
+            If the object is of another type, if its constructor needs an argument that is not
+            offered, or if a setting does not exist or is not allowed.
         """
         registry = self.registries[key]
         name = getattr(self, key)
@@ -235,7 +244,7 @@ class SectionedSettings(Settings):
         return instance
 
     def replace(self, **changes: Scalar) -> Self:
-        """Return a copy with other values, checked; sections that are no longer chosen go."""
+        """Return a checked copy with other values, without sections that are no longer chosen."""
         values: dict[str, Any] = self.model_dump(exclude_unset=True)
         for key, value in self._in_sections.items():
             field = self._field_of(key)
@@ -255,19 +264,25 @@ class SectionedSettings(Settings):
         return wanted(**values)
 
     def section(self, kind: type[_Part]) -> _Part:
-        """Return a section that nothing names; its defaults where there is none."""
+        """Return the values of a section that belongs to no field; what is not set has its default.
+
+        ``kind`` is its class of settings.
+        """
         keys = kind.key_names()
         return kind(**{key: value for key, value in self._in_sections.items() if key in keys})
 
     def to_mapping(self) -> dict[str, Scalar]:
-        """Return the values by run-config key, the chosen sections' included."""
+        """Return the values by run-config key, including those of the chosen sections."""
         values = super().to_mapping()
         for kind in (*self._chosen_built_in(), *self._free_sections):
             values |= kind().to_mapping()
         return values | self._in_sections
 
     def identity(self) -> dict[str, Scalar]:
-        """Return the values by key on which a result depends; of sections, what is no default."""
+        """Return the values by key on which a result depends.
+
+        In sections of built-in entries, only values that are not the default are included.
+        """
         quiet: set[str] = set()  # Keys on which no result depends.
         for kind in self._free_sections:
             defaults = kind()
@@ -280,7 +295,7 @@ class SectionedSettings(Settings):
 
     @classmethod
     def defaults(cls) -> dict[str, Scalar]:
-        """Return the run config's defaults by key, every built-in section's included."""
+        """Return the run config's defaults by key, including those of every built-in section."""
         values = super().defaults()
         for kind in cls.sections().values():
             values |= kind.defaults()
@@ -298,13 +313,14 @@ class SectionedSettings(Settings):
         return by_name
 
     def _refuse_unknown(self, key: str, value: Scalar) -> None:  # noqa: ARG002
-        """Raise ConfigError for a key of a section that nothing has."""
+        """Raise ConfigError for a key in a section that does not exist."""
         raise ConfigError(unknown_key(key, list(self.defaults())))
 
     def _require_free_names(self) -> None:
-        """Raise ConfigError where a section of one's own has the name of one that is there.
+        """Raise ConfigError if the section of an entry from another package has a name in use.
 
-        ``flwr run`` sends all defaults along: nobody can tell whose a key of both would be.
+        Since ``flwr run`` sends all defaults with a run, it would not be clear to which of the two
+        sections a key belongs.
         """
         chosen = {field: getattr(self, field) for field in self.registries}
         for field, registry in self.registries.items():
@@ -321,12 +337,12 @@ class SectionedSettings(Settings):
                 )
 
     def _values_in(self, name: str) -> dict[str, Scalar]:
-        """Return by key what is set in a section."""
+        """Return the values that are set in a section, by key."""
         prefix = f"{name}."
         return {key: value for key, value in self._in_sections.items() if key.startswith(prefix)}
 
     def _chosen_built_in(self) -> list[type[Settings]]:
-        """Return the sections of those chosen entries that are built in."""
+        """Return the sections of the chosen entries that are built in."""
         kinds = []
         for field, registry in self.registries.items():
             name = getattr(self, field)
@@ -337,7 +353,7 @@ class SectionedSettings(Settings):
     def _by_recorded_name(
         self, by_section: Mapping[str, Mapping[str, Scalar]]
     ) -> dict[str, dict[str, Scalar]]:
-        """Return values by section; an entry point's stand under its own name."""
+        """Return values by section, under the section's first name (:func:`section_names`)."""
         recorded_names: dict[str, str] = {}
         for field, registry in self.registries.items():
             recorded, *others = section_names(registry, str(getattr(self, field)))
@@ -346,7 +362,7 @@ class SectionedSettings(Settings):
         renamed: dict[str, dict[str, Scalar]] = {}
         for name, values in by_section.items():
             place = name
-            # A section that goes by its own name is not taken for another's second name.
+            # The name of an existing section is never taken for another section's second name.
             if self._free_section(name) is None and self._field_of(name) is None:
                 place = recorded_names.get(name, name)
             section_values = renamed.setdefault(place, {})
@@ -358,16 +374,17 @@ class SectionedSettings(Settings):
         return renamed
 
     def _free_section(self, name: str) -> type[Settings] | None:
-        """Return a section that no field names."""
+        """Return the section of this name that belongs to no field, if there is one."""
         for kind in self._free_sections:
             if kind.section_name() == name:
                 return kind
         return None
 
     def _field_of(self, key: str) -> str | None:
-        """Return the field that names the entry to which a section, or a key of it, belongs.
+        """Return the field that names the entry of a section, or of a key in it.
 
-        What is chosen of one's own comes first: a built-in name without settings needs no section.
+        A chosen entry of another package comes first, since a built-in entry without settings may
+        have the same name and has no section. ``None``: there is no such entry.
         """
         name = _section_of(key)
         for field in self.registries:
@@ -379,12 +396,18 @@ class SectionedSettings(Settings):
         return None
 
     def _is_own_section(self, field: str, name: str) -> bool:
-        """Return whether a field names an entry of one's own that has this section."""
+        """Return whether a field names an entry of another package that has this section."""
         chosen = getattr(self, field)
         return self.registries[field].is_own(chosen) and name == section_name(chosen)
 
     def _checked(self, name: str, values: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """Return those keys of a section that are not their defaults, or raise ConfigError."""
+        """Return the values of a section that are not the defaults, by key.
+
+        Raises
+        ------
+        ConfigError
+            If a key does not exist, a value is not allowed, or the section's entry is not chosen.
+        """
         free_section = self._free_section(name)
         if free_section is not None:
             return _without_defaults(free_section, values)
@@ -395,7 +418,7 @@ class SectionedSettings(Settings):
             return {}
         registry = self.registries[field]
         if self._is_own_section(field, name):
-            return values  # Nothing is imported before it is made.
+            return values  # Checking them would import the entry: build() does that.
         changed = _without_defaults(section(registry, name), values)
         is_chosen = getattr(self, field) in (name, self.undecided.get(field))
         if changed and not is_chosen:
@@ -405,13 +428,13 @@ class SectionedSettings(Settings):
 
 
 def _section_of(key: str) -> str:
-    """Return the section of a key; a section's name is its own."""
+    """Return the section of a key; the section itself for a section's name."""
     return key.split(".")[0]
 
 
 def _without_defaults(kind: type[Settings], values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """Return by key, checked, those values of a section that are not its defaults."""
-    run_config = kind.defaults()
+    """Check the values of a section, and return by key those that are not the defaults."""
+    run_config = kind.defaults()  # With "auto", unlike the defaults below.
     explicit = {}
     for key, value in values.items():
         stands_for_default = value == AUTO and run_config.get(key) == AUTO

@@ -13,7 +13,7 @@ import torch
 
 
 def _sequence(purpose: str, seed: int, ids: tuple[int, ...]) -> np.random.SeedSequence:
-    # The count keeps (seed, id 0) apart from (seed): the sequence pads with zeros.
+    # NumPy pads a short sequence with zeros. The number of ids keeps (seed, 0) apart from (seed).
     return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), len(ids), *ids])
 
 
@@ -27,7 +27,7 @@ def derive_seed(purpose: str, seed: int, *ids: int) -> int:
     seed : int
         The run's seed, >= 0.
     *ids : int
-        Whatever the draws may depend on, each >= 0, e.g. partition id and round.
+        Numbers that the draws may depend on, each >= 0, such as partition id and round.
 
     Returns
     -------

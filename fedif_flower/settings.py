@@ -1,7 +1,7 @@
-"""How a setting is declared: its type, default, range and words, once.
+"""How a setting is declared, once: its type, default, range and description.
 
-Every room declares its own settings as a frozen :class:`Settings` class. Run config, its defaults,
-its errors and ``docs/configuration.md`` are read off these declarations.
+Every package declares its own settings as a frozen :class:`Settings` class, or at constructors. The
+run config, its defaults, its errors and ``docs/configuration.md`` are read off these declarations.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedif_flower.errors import ConfigError
 
 Scalar = bool | int | float | str
 AUTO = "auto"
-_ALIKE = 0.75  # Of 1: what may have been a slip of the finger.
-_MOST_LISTED = 40  # Keys in an error.
+_ALIKE = 0.75  # Words at least this similar, on a scale to 1, may be typing errors of each other.
+_MOST_LISTED = 40  # The most keys that an error lists.
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _Part = TypeVar("_Part", bound="Settings")
 
@@ -42,25 +42,28 @@ def Setting(  # noqa: N802 (like pydantic's Field)
     changes_result: bool = True,
     **field: Any,
 ) -> Any:
-    """Return the range and words of a setting, as pydantic's ``Field``.
+    """Return the range and description of a setting, as pydantic's ``Field``.
 
-    A constructor declares its argument so, and checks it by :func:`require_settings`::
+    A constructor declares an argument like this, and checks it with
+    :func:`~fedif_flower.constructors.require_settings`::
 
         gamma: Annotated[float, Setting("rate of the smooth update", gt=0, le=1)] = 0.3
 
     Parameters
     ----------
     words : str
-        What it means, for the documentation.
+        What the setting means, for the documentation.
     choices : collection of str
-        The allowed names, read when a value is checked: a registry may grow. Empty: any.
+        The allowed names. They are looked up whenever a value is checked, since a registry may
+        grow. Empty: any name is allowed.
     allowed : str
-        What is allowed, where that does not follow from type, limits and choices.
+        The allowed values in words, if they do not follow from type, limits and choices.
     auto : str
-        What ``"auto"`` stands for in a run config, where it then is the default. Empty: ``"auto"``
-        is not allowed.
+        What ``"auto"`` stands for, in words; ``"auto"`` is then the default in a run config. Empty:
+        ``"auto"`` is not allowed.
     changes_result : bool
-        ``False`` for settings that say where or when something is written, or how long to wait.
+        ``False`` for settings on which no result depends, such as where or when something is
+        written, or how long to wait.
     **field
         Limits ``ge``, ``gt``, ``le``, ``lt``, and ``pattern``, as ``Field`` takes them.
     """
@@ -74,17 +77,17 @@ def Setting(  # noqa: N802 (like pydantic's Field)
 
 
 def setting(default: Any, words: str, **declared: Any) -> Any:
-    """Declare a setting of a :class:`Settings` class: its default, and a :func:`Setting`."""
+    """Declare a setting of a :class:`Settings` class with its default; see :func:`Setting`."""
     return Setting(words, default=default, **declared)
 
 
 def quiet_setting(default: Any, words: str, **declared: Any) -> Any:
-    """Declare a setting on which no result depends: where, when or how long."""
+    """Declare a setting on which no result depends, such as a path or a time to wait."""
     return setting(default, words, changes_result=False, **declared)
 
 
 def _nothing_or_at_least_one(bound: float) -> float:
-    """Return a bound; raise ValueError for one that what is usual would not keep."""
+    """Return a bound; raise ValueError if it is in (0, 1), so that usual values would exceed it."""
     if 0 < bound < 1:
         raise ValueError
     return bound
@@ -92,13 +95,13 @@ def _nothing_or_at_least_one(bound: float) -> float:
 
 NO_BOUND = "0 (no bound) or a number >= 1"
 BoundOfUsual = Annotated[float, Field(ge=0), AfterValidator(_nothing_or_at_least_one)]
-"""A bound in multiples of what is usual; its :func:`Setting` says ``allowed=NO_BOUND``."""
+"""A bound in multiples of a usual value; its :func:`Setting` has ``allowed=NO_BOUND``."""
 
 MaliciousFraction = Annotated[float, Setting("assumed share of malicious clients", ge=0, le=1)]
 
 
 class Settings(BaseModel):
-    """Settings that belong together: checked when made, immutable after.
+    """Settings that belong together; they are checked when the object is made, and immutable.
 
     A value may be given under the field's name or under its run-config key (``batch_size``,
     ``batch-size``). A validator that compares several values calls
@@ -107,7 +110,8 @@ class Settings(BaseModel):
     Raises
     ------
     ConfigError
-        Naming the key as it was given, its value and what is allowed.
+        If a value is not allowed, or a key is missing or unknown. It names the key in the spelling
+        that was used.
     """
 
     model_config = ConfigDict(
@@ -131,6 +135,7 @@ class Settings(BaseModel):
     @field_validator("*")
     @classmethod
     def _among_choices(cls, value: object, info: ValidationInfo) -> object:
+        """Return a value; raise ValueError if its field has choices and it is none of them."""
         assert info.field_name is not None  # It is the validator of a field.
         choices = extra_of(cls.model_fields[info.field_name], "choices")
         if choices and value not in choices:
@@ -138,7 +143,7 @@ class Settings(BaseModel):
         return value
 
     def replace(self, **changes: Scalar) -> Self:
-        """Return a copy with other values, checked."""
+        """Return a checked copy with other values."""
         values = self.model_dump(exclude_unset=True)
         values |= changes
         return type(self)(**values)
@@ -159,7 +164,7 @@ class Settings(BaseModel):
 
     @classmethod
     def section_name(cls) -> str:
-        """Return the section in which the keys stand; empty: they stand in none."""
+        """Return the section of the keys, ``"fedif"`` for ``fedif.gamma``; empty: there is none."""
         return cls.key_names()[0].rpartition(".")[0]
 
     @classmethod
@@ -168,7 +173,7 @@ class Settings(BaseModel):
         return {key: _default(field) for key, field in _fields_by_key(cls).items()}
 
     def identity(self) -> dict[str, Scalar]:
-        """Return the values by key on which a result depends."""
+        """Return the values on which a result depends, by key."""
         values = self.model_dump(by_alias=True)
         for key, field in _fields_by_key(type(self)).items():
             if not extra_of(field, "changes_result"):
@@ -177,7 +182,7 @@ class Settings(BaseModel):
 
     @classmethod
     def describe(cls) -> list[tuple[str, Scalar | None, str, str]]:
-        """Return key, default (``None``: none), what is allowed and what it means, of each."""
+        """Return each setting's key, default (``None``: none), allowed values and meaning."""
         return [
             (key, _default(field), _allowed(field), _words(field))
             for key, field in _fields_by_key(cls).items()
@@ -185,9 +190,9 @@ class Settings(BaseModel):
 
 
 def in_section(section: str) -> Callable[[str], str]:
-    """Return how the fields of a class are called in a run config: ``section.field-name``.
+    """Return a function that turns a field's name into a key, ``section.field-name``.
 
-    A part of a run declares its settings so::
+    A part of a run declares its settings like this::
 
         class MetricsSettings(Settings, alias_generator=in_section("metrics")): ...
     """
@@ -195,12 +200,14 @@ def in_section(section: str) -> Callable[[str], str]:
 
 
 def parse_overrides(text: str) -> dict[str, Scalar]:
-    """Parse ``KEY=VALUE ...`` as ``flwr run --run-config`` does, but refuse what it would skip.
+    """Return the values in ``KEY=VALUE ...``, as ``flwr run --run-config`` reads them.
+
+    Text that Flower would skip silently is refused.
 
     Raises
     ------
     ConfigError
-        If the text is not a list of pairs, strings being quoted, or has a key twice.
+        If the text is not a list of such pairs, or has a key twice.
     """
     pair = re.compile(r"""\s*([\w.-]+)=("[^"]*"|'[^']*'|[^\s"']\S*)(?=\s|$)""")
     values: dict[str, Scalar] = {}
@@ -222,14 +229,14 @@ def parse_overrides(text: str) -> dict[str, Scalar]:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Return what a value stands for in TOML; a word without quotes is a string."""
+    """Return a value as TOML reads it; a word without quotes is a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # A shell takes the quotes away.
+        # A shell may have removed the quotes.
         is_word = re.fullmatch(r"[A-Za-z_][\w:.+-]*", text)
         value = text if is_word else None
-    # TOML has dates and lists as well.
+    # TOML's dates and lists are no values of settings.
     if not isinstance(value, Scalar):
         raise ConfigError(
             f"{key} = {text}: not a number, true, false or a word; other strings need quotes"
@@ -238,19 +245,21 @@ def _parse_value(key: str, text: str) -> Any:
 
 
 def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:
-    """Take a section out of a file's content; empty if it has none.
+    """Remove a section from a file's content, and return it; empty if there is none.
 
     Parameters
     ----------
     content : dict
-        Of the file, or of the section that this one is part of.
-    name, called : str
-        Its key, and its whole name if that differs.
+        The content of the file, or of the section that this section is part of.
+    name : str
+        The section's key in ``content``.
+    called : str
+        Its whole name in errors, if that differs.
 
     Raises
     ------
     ConfigError
-        If it is no section.
+        If the key has another value than a section.
     """
     section = content.pop(name, {})
     if not isinstance(section, dict):
@@ -260,7 +269,7 @@ def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[s
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Return that there is no such key, with those that look like it, else with all."""
+    """Return an error message for an unknown key, with similar keys, or else all keys."""
     near = alike(key, known)
     if near:
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
@@ -270,12 +279,9 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def require_known(cls: type[Settings], values: Mapping[str, object]) -> None:
-    """Refuse a key of a file that a class does not have; files spell keys with hyphens.
+    """Raise ConfigError if a file has a key that is none of a class of settings.
 
-    Raises
-    ------
-    ConfigError
-        Naming the key, and those that there are as a file spells them.
+    The error lists the known keys with hyphens, as files spell them.
     """
     keys = cls.key_names()
     unknown_keys = values.keys() - {*keys, *cls.model_fields}
@@ -284,7 +290,7 @@ def require_known(cls: type[Settings], values: Mapping[str, object]) -> None:
 
 
 def alike(word: str, known: Iterable[str]) -> list[str]:
-    """Return those known words for which a word may be a slip of the finger, or the shift key."""
+    """Return the known words for which a word may be a typing error; case does not count."""
     by_lower = {name.lower(): name for name in known}
     matches = get_close_matches(word.lower(), by_lower, cutoff=_ALIKE)
     return [by_lower[match] for match in matches]
@@ -296,33 +302,36 @@ def _fields_by_key(cls: type[Settings]) -> dict[str, FieldInfo]:
 
 
 def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, object]) -> str:
-    """Return the first error in one line: key, value and what is allowed, as the caller spells."""
-    # The caller spells either fields' names, or their aliases, which are the run config's keys.
+    """Return the first error in one line: key, value and what is allowed.
+
+    Keys are spelt as the caller did: either as fields' names, or as their run-config keys.
+    """
     spelling = {name: name for name in cls.model_fields}
     if any("-" in key or "." in key for key in values):
         spelling = {name: str(field.alias) for name, field in cls.model_fields.items()}
 
     def spell(text: str) -> str:
-        # All at once: the key pace.late-rounds holds the name of the field ``rounds``.
+        # All names at once: a key such as pace.late-rounds, once put in, contains the name of
+        # another field, ``rounds``.
         names = "|".join(spelling)
         return re.sub(rf"\b(?:{names})\b", lambda match: spelling[match[0]], text)
 
     first = error.errors()[0]
     refusal = first.get("ctx", {}).get("error")
-    if isinstance(refusal, ConfigError) and not first["loc"]:  # Of several values.
+    if isinstance(refusal, ConfigError) and not first["loc"]:  # A validator of several values.
         return spell(str(refusal))
     key = str(first["loc"][0])
     name = _field_name(cls, key)
     if name is None:
         return unknown_key(key, list(spelling.values()))
     field = cls.model_fields[name]
-    if first["type"] == "extra_forbidden":  # By its name and by its alias.
+    if first["type"] == "extra_forbidden":  # Given by its name and by its key.
         return f"{name} and {field.alias} are one key; allowed: one of them"
     if first["type"] == "missing":
         return spell(f"{name} is missing; allowed: {_allowed(field)}")
     where = spelling[name]
     entries = values.get(key)
-    if isinstance(entries, Mapping) and len(first["loc"]) > 1:  # Of a section of its own.
+    if isinstance(entries, Mapping) and len(first["loc"]) > 1:  # An entry of a mapping.
         where += f".{first['loc'][1]}"
     words = f"{where} = {first['input']!r}; allowed: {spell(_allowed(field))}"
     choices = [str(choice) for choice in extra_of(field, "choices") or ()]
@@ -333,7 +342,7 @@ def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, o
 
 
 def _field_name(cls: type[Settings], key: str) -> str | None:
-    """Return the field that a key stands for, by its name or its alias."""
+    """Return the name of the field that has a key as its name or alias; ``None``: there is none."""
     for name, field in cls.model_fields.items():
         if key in (name, field.alias):
             return name
@@ -341,7 +350,7 @@ def _field_name(cls: type[Settings], key: str) -> str | None:
 
 
 def _default(field: FieldInfo) -> Any:
-    """Return a setting's default in a run config; ``None``: it has none."""
+    """Return a setting's default in a run config; ``None``: there is none."""
     if extra_of(field, "auto"):
         return AUTO
     if field.is_required():
@@ -350,7 +359,7 @@ def _default(field: FieldInfo) -> Any:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """Return what a setting may be: ``a number > 0 and <= 1 or 'auto'``."""
+    """Return the allowed values of a setting in words: ``a number > 0 and <= 1 or 'auto'``."""
     allowed = extra_of(field, "allowed")
     if allowed:
         return str(allowed)
@@ -367,19 +376,19 @@ def _allowed(field: FieldInfo) -> str:
 
 
 def _choices(field: FieldInfo) -> list[str]:
-    """Return the names that a setting may have; empty: any."""
+    """Return the names that a setting may be, as errors list them; empty: any value."""
     declared = extra_of(field, "choices")
     choices = list(declared)
     if not choices and get_origin(field.annotation) is Literal:
         choices = list(get_args(field.annotation))
-    more = getattr(declared, "also", None)  # A registry has more than it lists.
+    more = getattr(declared, "also", None)  # A registry accepts module:object as well.
     if choices and more:
         choices.append(more)
     return choices
 
 
 def _kind(field: FieldInfo) -> str:
-    """Return a setting's type in words; of several, the first that has some."""
+    """Return a setting's type in words; for a union, the words of its first known type."""
     words: dict[Any, str] = {bool: "true, false", int: "an integer", float: "a number"}
     for kind in (field.annotation, *get_args(field.annotation)):
         if kind in words:
@@ -388,7 +397,7 @@ def _kind(field: FieldInfo) -> str:
 
 
 def _limits(field: FieldInfo) -> list[str]:
-    """Return what a setting's number is bounded by: ``> 0``, ``<= 1``."""
+    """Return the limits of a setting's number: ``> 0``, ``<= 1``."""
     limits: list[str] = []
     for name, sign in _SIGNS.items():
         bounds = [getattr(limit, name) for limit in field.metadata if hasattr(limit, name)]
@@ -397,7 +406,7 @@ def _limits(field: FieldInfo) -> list[str]:
 
 
 def _words(field: FieldInfo) -> str:
-    """Return what a setting means, with what ``"auto"`` stands for."""
+    """Return a setting's description, with what ``"auto"`` stands for."""
     auto = extra_of(field, "auto")
     if not auto:
         return str(field.description)
@@ -405,5 +414,5 @@ def _words(field: FieldInfo) -> str:
 
 
 def extra_of(field: FieldInfo, name: str) -> Any:
-    """Return what a :func:`Setting` says beside its limits, by the argument's name."""
+    """Return an argument of :func:`Setting` that pydantic does not know, such as ``"auto"``."""
     return (field.json_schema_extra or {}).get(name)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Signals that ask a process for its end."""
+"""Signals that ask a process to end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 @contextmanager
 def ended_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does: raise KeyboardInterrupt.
+    """Let SIGTERM and SIGHUP do what Ctrl-C does within the context: raise KeyboardInterrupt.
 
-    One that is ignored stays so: ``nohup`` has a program outlive its terminal.
+    A signal that is ignored stays ignored: with ``nohup``, a program is to outlive its terminal.
     """
     handlers_before: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):

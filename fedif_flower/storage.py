@@ -1,4 +1,4 @@
-"""Files that many processes share: the cache's place, locks, and all-or-nothing writes."""
+"""Files that several processes may use: where the cache is, locks, and all-or-nothing writes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def cache_root() -> Path:
 
 
 def config_folder() -> Path:
-    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``, where keys lie, not with results."""
+    """Return ``<$XDG_CONFIG_HOME or ~/.config>/fedif-flower``, the folder for keys."""
     return _xdg("XDG_CONFIG_HOME", "~/.config") / "fedif-flower"
 
 
 def _xdg(variable: str, usual: str) -> Path:
+    """Return the folder that an environment variable names; else the usual one."""
     folder = Path(os.environ.get(variable, ""))
     # The XDG specification tells programs to ignore a relative path.
     if folder.is_absolute():
@@ -37,19 +38,19 @@ def _xdg(variable: str, usual: str) -> Path:
 
 
 def content_key(content: object, digits: int = 64) -> str:
-    """Return the first hex digits of the SHA-256 of a JSON-able value."""
+    """Return the first ``digits`` hex digits of the SHA-256 of a value, written as JSON."""
     text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:digits]
 
 
 @contextmanager
 def cache_errors(root: Path) -> Iterator[None]:
-    """Turn an operating system's error (disk full, read-only) into a DataError naming the cache.
+    """Turn an error of writing (disk full, read-only) into a DataError that names the cache.
 
     Raises
     ------
     DataError
-        Instead of any OSError or StorageError.
+        In the place of any OSError or StorageError within the context.
     """
     try:
         yield
@@ -64,12 +65,13 @@ def cache_errors(root: Path) -> Iterator[None]:
 def exclusive_lock(path: Path) -> Iterator[None]:
     """Hold an advisory lock on a file; it is released even if the process is killed.
 
-    The file stays: removing it would let two processes lock two files of the same name.
+    The file is not removed afterwards. Otherwise another process could create and lock a new file
+    of the same name while a third one still waits for the old file.
 
     Raises
     ------
     StorageError
-        If it cannot be made.
+        If the file cannot be created or locked.
     """
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +81,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def temporary_sibling(path: Path) -> Path:
-    """Return a fresh name in the same folder, so that a rename to ``path`` is atomic."""
+    """Return a new hidden name in the same folder, from which a rename to ``path`` is atomic."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what :func:`temporary_sibling` named and a killed process left behind.
+    """Remove files and folders of :func:`temporary_sibling` that a killed process left behind.
 
     The name of ``path`` may be a pattern, such as ``round-*``.
     """
@@ -96,7 +98,10 @@ def remove_leftovers(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Give what is at a path, if anything, the first free name of ``<name>-1``, ``<name>-2`` ..."""
+    """Rename a file or folder to the first free name of ``<name>-1``, ``<name>-2`` and so on.
+
+    If there is nothing at the path, nothing happens.
+    """
     if not path.exists():
         return
     for number in count(1):
@@ -107,12 +112,12 @@ def set_aside(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder survive a power cut."""
+    """Write the list of a folder's files to the disk, so that new names survive a power cut."""
     _sync(path)
 
 
 def _sync(path: Path) -> None:
-    """Bring what a file or a folder holds to the disk."""
+    """Write what a file or a folder holds from the system's cache to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -121,7 +126,7 @@ def _sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make a folder survive a power cut, with all files and folders in it."""
+    """Write a folder and all files and folders in it to the disk, to survive a power cut."""
     for place, _, names in os.walk(path):
         for name in names:
             _sync(Path(place) / name)
@@ -130,12 +135,12 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an operating system's error while a file or folder is written into one sentence.
+    """Turn an OSError while a file or folder is written into an error of one sentence.
 
     Raises
     ------
     StorageError
-        Instead of any OSError, naming the path and the reason.
+        In the place of any OSError within the context; it names the path and the reason.
     """
     try:
         yield
@@ -144,31 +149,43 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it, where they are not there.
+    """Create a folder and its parents, if they do not exist.
 
     Raises
     ------
     StorageError
-        If it cannot be made, naming it and the reason.
+        If the folder cannot be created.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a new file that its owner alone can read, not even for a moment others.
+    """Write a new file that only its owner can read, at any moment.
 
     Raises
     ------
     StorageError
-        If it cannot be written, or is there already.
+        If the file cannot be written, or exists already.
     """
     make_folder(path.parent)
-    _write(path, content, 0o600, os.link)  # Unlike a rename, not over a file that is there.
+    _write(path, content, 0o600, os.link)  # Unlike a rename, a link replaces no existing file.
 
 
 def _write(path: Path, content: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:
-    """Write a file beside a path; have it placed there once it is whole and on the disk."""
+    """Write a file beside ``path``, and put it there once it is whole and on the disk.
+
+    Parameters
+    ----------
+    path : Path
+        The file to write; its folder exists.
+    content : bytes
+        All of it.
+    mode : int
+        Its permissions, before the process's own mask.
+    place : callable
+        Puts the temporary file, its first argument, at ``path``, its second.
+    """
     temporary = temporary_sibling(path)
     with writing(path):
         try:
@@ -184,39 +201,39 @@ def _write(path: Path, content: bytes, mode: int, place: Callable[[Path, Path], 
 
 
 def require_private(path: Path, name: str) -> None:
-    """Raise ConfigError if others than its owner may read a file, which errors call ``name``."""
+    """Raise ConfigError if others than the owner may use a file; errors call the file ``name``."""
     if os.name == "posix" and path.stat().st_mode & 0o077:
         raise ConfigError(f"{name} = {str(path)!r}: others may read it; `chmod 600` it")
 
 
 def write_atomically(path: Path, content: bytes | str, mode: int = 0o666) -> None:
-    """Write a whole file that survives a power cut, or leave what was there.
+    """Write a file so that it survives a power cut; if that fails, the old file stays.
 
     Parameters
     ----------
     path : Path
         The file; its folder exists.
     content : bytes or str
-        All of it; text is written as UTF-8.
+        All of the file; text is written as UTF-8.
     mode : int
-        Who may read it, before the process's own mask; also while it is written.
+        The file's permissions, before the process's own mask. They also hold while it is written.
 
     Raises
     ------
     StorageError
-        If it cannot be written.
+        If the file cannot be written.
     """
     data = content.encode() if isinstance(content, str) else content
     _write(path, data, mode, os.replace)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a whole line to a file so that it survives a power cut, or leave what was there.
+    """Append a line to a file so that it survives a power cut; if that fails, the file stays as is.
 
     Raises
     ------
     StorageError
-        If it cannot be written.
+        If the line cannot be written.
     """
     data = line.encode() + b"\n"
     with writing(path), path.open("ab", buffering=0) as file:
@@ -227,22 +244,24 @@ def append_line(path: Path, line: str) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
         except OSError:
-            file.truncate(length)  # No half of a line.
+            file.truncate(length)  # Remove what was written of the line.
             raise
 
 
 def cut_torn_line(path: Path, mode: int = 0o666) -> bool:
-    """Make a file of lines if it is not there; cut off a last line that a power cut has torn.
+    """Remove an incomplete last line from a file, such as a power cut may leave.
+
+    If the file does not exist, it is created.
 
     Returns
     -------
     bool
-        Whether there was one.
+        Whether there was an incomplete line.
 
     Raises
     ------
     StorageError
-        If it cannot be written.
+        If the file cannot be created or written.
     """
     with writing(path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, mode)

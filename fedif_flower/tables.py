@@ -21,15 +21,15 @@ class ResultTable:
     Attributes
     ----------
     title : str
-        What it is about.
+        What the table is about.
     heading : sequence of str
         The columns' names.
     lines : sequence of sequence of str
         The rows, each as long as the heading.
     num_labels : int
-        The first so many columns are names, the others are numbers.
+        How many of the first columns hold names; the others hold numbers, which are aligned right.
     grouped : bool
-        Whether a first column that repeats is shown once for all of its lines.
+        Whether rows with the same first cell are a group, in which that cell is shown once.
     """
 
     title: str
@@ -40,7 +40,7 @@ class ResultTable:
 
     @classmethod
     def of_records(cls, records: Sequence[Mapping[str, object]]) -> ResultTable:
-        """Return a table of one or more records with the same keys; a cell of ``None`` is empty."""
+        """Return a table of one or more records with the same keys; ``None`` is an empty cell."""
         heading = [name.replace("_", " ") for name in records[0]]
         lines = [[_cell(value) for value in record.values()] for record in records]
         return cls("", heading, lines, num_labels=len(heading))
@@ -52,7 +52,7 @@ class ResultTable:
         return [_markdown_line(row) for row in (self.heading, bars, *self._shown_lines())]
 
     def print(self, console: Console) -> None:
-        """Print it as wide as it is, however narrow the terminal or pipe is."""
+        """Print the table in its full width, however narrow the terminal or pipe is."""
         shown = Table(title=Text(visible(self.title), "table.title"), title_justify="left")
         for name in self.heading[: self.num_labels]:
             shown.add_column(Text(visible(name)), justify="left")
@@ -67,6 +67,7 @@ class ResultTable:
         console.print(shown, crop=False, soft_wrap=True)
 
     def _shown_lines(self) -> list[Sequence[str]]:
+        """Return the rows, with repeated first cells left empty if rows are grouped."""
         lines: list[Sequence[str]] = []
         previous = None
         for line in self.lines:
@@ -77,11 +78,12 @@ class ResultTable:
 
 
 def print_line(console: Console, line: str, style: str = "") -> None:
-    """Print a line, however long, as it is: what a path or a name has in brackets is no markup."""
+    """Print a line without wrapping it; brackets in it, as of a path or a name, are no markup."""
     console.print(Text(visible(line), style), soft_wrap=True)
 
 
 def _cell(value: object) -> str:
+    """Return a value as the text of a cell; floats are rounded to integers."""
     if value is None:
         return ""
     if isinstance(value, float):
@@ -90,30 +92,34 @@ def _cell(value: object) -> str:
 
 
 def _markdown_line(row: Sequence[str]) -> str:
+    """Return a row as a line of a Markdown table."""
     cells = [cell.replace("|", r"\|") for cell in row]
     return f"| {' | '.join(cells)} |"
 
 
 def _styled(cell: str) -> Text:
-    """Return a cell for the terminal: no markup and no escapes, since others wrote some cells."""
+    """Return a cell for the terminal, bold if its text is marked so.
+
+    Other markup and escape sequences have no effect, since the text may be somebody else's.
+    """
     style = "bold" if cell.startswith("**") else ""
     return Text(visible(plain(cell)), style)
 
 
 def plain(text: str) -> str:
-    """Return a cell's text without the marks of Markdown."""
+    """Return a cell's text without Markdown's marks of bold text."""
     return text.replace("**", "")
 
 
 def shown_number(value: float | None, form: str = ".4f") -> str:
-    """Return a figure as text; a dash where there is none."""
+    """Return a figure as text; a dash for ``None``."""
     if value is None:
         return "-"
     return format(value, form)
 
 
 def decimals_for(values: Iterable[float]) -> int:
-    """Return with how many decimals, 2 to 9, the largest of them has four digits."""
+    """Return the number of decimals, 2 to 9, with which the largest value has four digits."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest == 0:
         return 2

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def listed(values: Sequence[object], most: int = 10) -> str:
-    """Return values in their order, with commas, and how many more there are beyond so many."""
+    """Return the first ``most`` values with commas, and how many more there are."""
     shown = ", ".join(str(value) for value in values[:most])
     num_more = len(values) - most
     if num_more > 0:
@@ -15,5 +15,5 @@ def listed(values: Sequence[object], most: int = 10) -> str:
 
 
 def enumerated(names: Iterable[str]) -> str:
-    """Return names in order of their letters, with commas; beyond ten, how many more there are."""
+    """Return the first ten names in alphabetical order with commas, and how many more there are."""
     return listed(sorted(names))
