@@ -1,4 +1,4 @@
-"""What a run left in its folder, read for a statement and checked."""
+"""A run's records, read from its folder for a statement and checked."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
 
 USUAL = ("length", "weight", "borrowed", "opposed")
-# Of all members of a round: client id, contribution, credit.
+# A round's figures: client id, contribution and credit of each member with a part in it.
 StepFigures = frozenset[tuple[int, float, float]]
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "Part", "Reply")
@@ -43,7 +43,7 @@ _Line = TypeVar("_Line", "Part", "Reply")
 
 @dataclass(frozen=True)
 class RoundLoss:
-    """A line of ``attribution_rounds.csv``, in nats; a loss that diverged is not finite."""
+    """A line of ``attribution_rounds.csv``, in nats; the loss of a diverged model is not finite."""
 
     round: int
     loss_before: float
@@ -55,13 +55,32 @@ class RoundLoss:
 
 @dataclass(frozen=True)
 class Part:
-    """A line of ``attribution.csv``: what a client put into a round, in nats; by class and block.
+    """A line of ``attribution.csv``: a client's part in a round.
 
-    ``credited`` is what it is credited with, at most the contribution. ``length``, ``weight`` and
-    ``borrowed`` say how its update compares with what is usual, ``opposed`` how far it is turned
-    against another one. Masked rounds are not split by blocks. Where the share of wrong labels is
-    known up to an interval alone, there are also contribution, credit and blocks at both of its
-    ends, ``low`` and ``high``.
+    Attributes
+    ----------
+    round, partition_id, client_id : int
+        The round and the client.
+    contribution : float
+        The client's contribution to the round, in nats.
+    by_class : tuple of float
+        The contribution by class; empty: it is not split by class.
+    credited : float
+        The client's credit for the round, in nats.
+    length, weight, borrowed : float
+        The length of its update, its weight, and how much the update repeats the last global steps,
+        in multiples of what is usual.
+    opposed : float
+        How far its update is turned against another member's, from 0 to 1.
+    by_block : tuple of float
+        The contribution by block of held-out examples; empty in masked rounds.
+    contribution_noise_low, contribution_noise_high : float, optional
+        The contribution if the loss were corrected for the low, and for the high end of the
+        interval of the share of wrong labels; ``None``: it is not known.
+    credited_noise_low, credited_noise_high : float, optional
+        The credit at both ends.
+    by_block_noise_low, by_block_noise_high : tuple of float
+        The contribution by block at both ends.
     """
 
     round: int
@@ -83,9 +102,10 @@ class Part:
     by_block_noise_high: tuple[FiniteFloat, ...] = ()
 
     def at_noise_end(self, end: str) -> Part | None:
-        """Return the part at an end of the share of wrong labels, without classes, if it is known.
+        """Return the part with the figures at one end of the interval of wrong labels.
 
-        ``end`` is ``"low"`` or ``"high"``.
+        It is not split by class. ``None``: the figures are not known. ``end`` is ``"low"`` or
+        ``"high"``.
         """
         contribution = getattr(self, f"contribution_noise_{end}")
         credited = getattr(self, f"credited_noise_{end}")
@@ -99,7 +119,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a statement needs of a line of ``clients.csv``."""
+    """The columns of a line of ``clients.csv`` that a statement needs."""
 
     round: int
     partition_id: int
@@ -118,22 +138,24 @@ class RunRecords:
     Attributes
     ----------
     folder : RunFolder
-        Where they lie.
-    config, provenance : mapping
-        Settings, of an app of its own those that are known; hashes of validation set and code.
+        The run's folder.
+    config : mapping
+        The run's settings by key; for an app of its own, the few that are known.
+    provenance : mapping
+        The content of ``provenance.json``: hashes of validation set and code, for example.
     rounds : tuple of RoundLoss
-        One for each round, in order.
+        The lines of ``attribution_rounds.csv``, one for each round, in order.
     parts : tuple of Part
-        One for each client and round with a contribution.
+        The lines of ``attribution.csv``, one for each client with a part in a round.
     replies : tuple of Reply
-        One for each client and round that it was asked in.
+        The lines of ``clients.csv``: one for each request, and a second one for a late reply.
     members : mapping of int to int
-        Every member that was asked or contributed, in rounds that are left out too: partition by
-        client id, in that order.
+        The partition of every member that was asked or contributed, by client id, in the order of
+        the partitions. :meth:`without` keeps members of the rounds that it leaves out.
     names : mapping of int to str
         What members are called, by client id.
-    lines : sequence of mapping
-        How many members were there: lines of ``rounds.csv``.
+    lines : list of mapping
+        The lines of ``rounds.csv``, which begin with round 0.
     """
 
     folder: RunFolder
@@ -147,14 +169,15 @@ class RunRecords:
     lines: list[Line]
 
     def salt(self) -> str:
-        """Return the salt of secret data as its statement opens it, else the server's own.
+        """Return the salt that drew the secret data; empty: the run has none.
 
-        Empty: no data are secret.
+        If the run has a statement, the salt is read from it. Otherwise it is computed from the
+        server's secret.
 
         Raises
         ------
         StatementError
-            If it is not the one that the run began with.
+            If the salt is not the one that the run committed to.
         """
         if COMMITMENT not in self.provenance:
             return ""
@@ -167,9 +190,9 @@ class RunRecords:
         return salt
 
     def known_ids(self) -> set[int]:
-        """Return the client ids of all that the run knows, those that were never asked included.
+        """Return the client ids of all members that the run knows, asked or not.
 
-        Simulated clients go by their partitions, and there are as many as the run has clients.
+        A simulated client's id is its partition, so all ids below ``num-clients`` are known.
         """
         known = {*self.members, *read_names(self.folder.names.path)}
         known |= {int(line["client_id"]) for line in _lines(self.folder.attendance)}
@@ -178,24 +201,24 @@ class RunRecords:
         return known
 
     def completeness(self) -> Completeness:
-        """Return whether what was asked for in these rounds came."""
+        """Return how complete the replies in the records are."""
         replies = map(vars, self.replies)
         attendance = _lines(self.folder.attendance)
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
     def decrease(self) -> float:
-        """By how much the loss fell in these rounds."""
+        """The sum of the rounds' falls of the loss."""
         return math.fsum(row.decrease for row in self.rounds)
 
     @property
     def remainder(self) -> float:
-        """How much of that is nobody's."""
+        """The sum of the rounds' remainders, which belong to nobody."""
         return math.fsum(row.remainder for row in self.rounds)
 
     @property
     def block_weights(self) -> list[float]:
-        """Each block's part of the held-out examples; empty: contributions are not split."""
+        """Each block's part of the held-out examples; empty: contributions have no blocks."""
         is_split = all(part.by_block for part in self.parts)
         weights: list[float] | None = self.provenance.get(BLOCKS_KEY)
         if not is_split or not weights:
@@ -204,20 +227,20 @@ class RunRecords:
 
     @property
     def own_parts(self) -> dict[int, OwnPart]:
-        """What each member's updates have of their own."""
+        """The own part of each member's updates, by client id."""
         own_parts: dict[int, OwnPart] = {}
         for line in _lines(self.folder.own_parts):
             cells = dict(line)
             client_id = cells.pop("client_id")
             rounds = cells.pop("rounds")
-            squares = cells.pop("squares", 0.0)  # Earlier versions kept none.
-            sums = list(cells.values())  # Whatever their number is: the columns that are left.
+            squares = cells.pop("squares", 0.0)  # Earlier versions did not keep the squares.
+            sums = list(cells.values())  # All columns that are left, whatever their number.
             own_parts[client_id] = OwnPart(rounds, squares, sums)
         return own_parts
 
     @cached_property
     def signed(self) -> set[tuple[int, int]]:
-        """Round and client id of the replies that were signed."""
+        """The round and the client id of each reply that was signed."""
         return {(row["round"], row["client_id"]) for row in _lines(self.folder.signatures)}
 
     @cached_property
@@ -227,9 +250,10 @@ class RunRecords:
 
     @cached_property
     def taken_back(self) -> Mapping[int, int]:
-        """The rounds whose steps were taken back, by the round that did it.
+        """The round whose step was taken back, by the round that took it back.
 
-        There all contributions and credits to the step are with the other sign.
+        A round that takes a step back is recognised by its figures: they are all contributions and
+        credits of the step, with the other sign.
         """
         parts_of = defaultdict[int, list[Part]](list)
         for part in self.parts:
@@ -242,7 +266,6 @@ class RunRecords:
             figures = frozenset(
                 (part.client_id, part.contribution, part.credited) for part in parts
             )
-            # A round that undoes a step has the step's figures with the other sign.
             figures_of_undone = _negated(figures)
             if figures_of_undone in last_round_with:
                 taken_back[number] = last_round_with.pop(figures_of_undone)
@@ -252,7 +275,7 @@ class RunRecords:
 
     @cached_property
     def by_round(self) -> NDArray[np.float64]:
-        """What members contributed to each round, and are credited with, ``[2, T, n]``."""
+        """Contributions and credits by round, ``[2, T, n]``, in the order of ``members``."""
         columns = {client_id: i for i, client_id in enumerate(self.members)}
         rows = {row.round: t for t, row in enumerate(self.rounds)}
         sums = np.zeros((2, len(rows), len(columns)))
@@ -263,10 +286,10 @@ class RunRecords:
         return sums
 
     def at_noise_ends(self) -> list[RunRecords]:
-        """Return the records at the lowest and the highest share of wrong labels.
+        """Return the records as they would be at the low and the high end of wrong labels.
 
-        What each contributed, is credited with, and that by block is what it would be there.
-        Nothing where that is not known of all parts.
+        Contributions, credits and contributions by block are those with the loss corrected for that
+        end of the interval. The list is empty if they are not known for all parts.
         """
         ends = []
         for end in NOISE_ENDS:
@@ -278,7 +301,7 @@ class RunRecords:
         return ends
 
     def without(self, rounds: Collection[int]) -> RunRecords:
-        """Return the records without what some rounds contributed; replies stay."""
+        """Return the records without the contributions to some rounds; replies and members stay."""
         return replace(
             self,
             rounds=tuple(row for row in self.rounds if row.round not in rounds),
@@ -287,7 +310,7 @@ class RunRecords:
 
 
 def _negated(figures: StepFigures) -> StepFigures:
-    """Return a step's figures with the other sign."""
+    """Return a round's figures with the other sign."""
     return frozenset((client_id, -gave, -credited) for client_id, gave, credited in figures)
 
 
@@ -304,8 +327,8 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     Raises
     ------
     ConfigError
-        If the run is not complete, was run without attribution, or a line is not as it should be;
-        the error names the file.
+        If the run did not come to its end, was run without attribution, or a line of a table is not
+        as it should be. The message names the file.
     """
     folder = RunFolder(run_dir)
     _require_complete(folder)
@@ -317,7 +340,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     parts = _parse(folder.attribution, Part, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
-    # Receipts have one line for a client in a round.
+    # A client has at most one line in a round; receipts rely on that too.
     if len({(part.round, part.client_id) for part in parts}) < len(parts):
         raise ConfigError(f"{folder.attribution.path}: a client is there twice in a round")
     members = _members(parts, replies)
@@ -339,7 +362,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
 
 
 def _require_complete(folder: RunFolder) -> None:
-    """Raise ConfigError, naming the file, unless a run came to its end and was attributed."""
+    """Raise ConfigError, which names the missing file, unless a run ended and was attributed."""
     for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
         if not file.path.is_file():
             raise ConfigError(
@@ -350,7 +373,7 @@ def _require_complete(folder: RunFolder) -> None:
 
 
 def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
-    """Return members' partitions by client id, in the order of the partitions."""
+    """Return the members' partitions by client id, in the order of the partitions."""
     partitions = {part.client_id: part.partition_id for part in parts}
     partitions |= {reply.client_id: reply.partition_id for reply in replies}
     in_order = sorted(partitions, key=lambda client_id: (partitions[client_id], client_id))
@@ -360,9 +383,10 @@ def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
 def _parse(
     table: Table, kind: type[_Row], lists: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[_Row, ...]:
-    """Return every line of a table as an object of a kind.
+    """Return the lines of a table as objects of the class ``kind``.
 
-    ``lists`` are its attributes that several columns make up, and how the columns' names begin.
+    ``lists`` has the attributes that are made of several columns, with the beginning of the names
+    of these columns.
     """
     rows: list[dict[str, Any]] = []
     for line in table.read():
@@ -380,7 +404,7 @@ def _parse(
 
 def _lines(table: Table) -> list[Line]:
     content = read_table(table.path, more=True)
-    # Others may be missing: columns were added from version to version.
+    # Only the first column has to be there: later versions have added columns.
     first = table.columns[0]
     if content.num_rows and first not in content.column_names:
         raise ConfigError(f"{table.path} has no column {first!r}")
@@ -388,7 +412,7 @@ def _lines(table: Table) -> list[Line]:
 
 
 def by_member(lines: Iterable[_Line]) -> Mapping[int, list[_Line]]:
-    """Return each member's lines, by client id."""
+    """Return the lines of each member, by client id."""
     lines_of = defaultdict[int, list[_Line]](list)
     for line in lines:
         lines_of[line.client_id].append(line)

@@ -1,4 +1,4 @@
-"""Recomputing the attribution of a run whose updates were kept, bit for bit."""
+"""Recomputing weights and contributions of a run from its kept updates, and comparing them."""
 
 from __future__ import annotations
 
@@ -40,18 +40,30 @@ from fedif_flower.server.record import Round, Step
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
 
-_SAME_MODEL = 1e-5  # Of its length: it is the very one, but for the type it was kept in.
-_SAME_STEP = 1e-3  # Of its length: the same sum of updates, added up in another order.
+# Allowed differences, in parts of the length of the vector.
+_SAME_MODEL = 1e-5  # Of one model that was kept in another type.
+_SAME_STEP = 1e-3  # Of one sum of updates that was added up in another order.
 
 
 class Replayed(NamedTuple):
-    """How many rounds and contributions were recomputed, all columns with the same bits.
+    """The result of :func:`replay`.
 
-    ``weighed`` are the rounds whose updates the strategy gave the same weights again. ``examined``
-    are the held-out data, by their keys in ``provenance.json``, in which the same was found again;
-    ``not_examined`` are those that the run had not looked at. ``not_compared`` says what of all
-    this was not compared, and why. ``not_recorded`` are columns that the run's version did not
-    write, and so were not compared.
+    Attributes
+    ----------
+    rounds, contributions : int
+        The numbers of rounds and of contributions that were recomputed, to the same bits in all
+        columns.
+    weighed : int
+        The number of rounds whose updates got the same weights from the strategy again.
+    examined : tuple of str
+        The held-out data, by their keys in ``provenance.json``, whose examination gave the same
+        again.
+    not_examined : tuple of str
+        The held-out data that the run did not examine.
+    not_compared : tuple of str
+        What was not compared, and why, in words.
+    not_recorded : tuple of str
+        Columns that the run's version did not write, so that they were not compared.
     """
 
     rounds: int
@@ -64,33 +76,34 @@ class Replayed(NamedTuple):
 
 
 def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str] = ()) -> Replayed:
-    """Recompute weights and every column of both tables from the kept updates, and compare them.
+    """Recompute weights and attribution from the kept updates, and compare them with the records.
 
-    The held-out data are examined again first, however long that takes: they tell for which wrong
-    labels the loss was to be corrected.
+    The attribution is every column of ``attribution.csv`` and ``attribution_rounds.csv``. First the
+    held-out data are examined again, however long that takes: they determine for which share of
+    wrong labels the loss has to be corrected.
 
-    The bits are the same on the same kind of processor, with the same versions and number of
-    threads; elsewhere the last digits may differ, and the error says by how much.
+    The attribution is compared bit by bit. The bits are the same on the same kind of processor,
+    with the same versions and number of threads. Elsewhere the last digits may differ, and the
+    error says by how much.
 
     Parameters
     ----------
     run_dir : Path
-        A complete run with ``attribution`` and ``updates.keep``.
+        The folder of a complete run with ``attribution`` and ``updates.keep``.
     task : Task, optional
-        The app's own task, where the run had one.
+        The app's own task, if the run had one.
     import_from : collection of str
-        Packages whose code may be imported where the run's settings name it, ``module:object``.
+        Packages whose code may be imported if the run's settings name it as ``module:object``.
 
     Raises
     ------
     StatementError
-        Naming the round, the client and the column that is another one; the round whose model is
-        not the one that members received, or does not follow from the updates and their
-        coefficients; the round and client whose weight is not the one that the strategy gives; the
-        validation set if it is not the run's; what was found in held-out data if it is not what
-        they give.
+        If one of these differs from the records: a cell of the two tables; the model of a round,
+        which has to be the one that members received and to follow from the kept updates and their
+        coefficients; a weight; the validation set; or what was found in held-out data. The message
+        names the round, the client and the figure.
     ConfigError
-        If the run kept no updates or has no run config, had a task of its app's own and none is
+        If the run kept no updates or has no run config, it had a task of its app's own and none is
         given, or its settings name a module of a package that may not be imported.
     """
     with importing_only(import_from), refused_as(StatementError, "the run cannot be recomputed"):
@@ -120,9 +133,9 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
 
 
 def _kept_steps(records: RunRecords) -> dict[int, Step]:
-    """Return the steps that were kept, by round: of all rounds that have one."""
+    """Return the kept steps by round; raise ConfigError if the step of a round is missing."""
     files = files_of_rounds(records.folder.updates)
-    # The model stayed as it was: such a round has no step.
+    # Rounds in which the model stayed as it was have no step.
     without_step = set()
     for line in records.lines:
         if line["round_failed"] or line["status"] == "kept":
@@ -140,7 +153,15 @@ def _kept_steps(records: RunRecords) -> dict[int, Step]:
 
 
 def _load(records: RunRecords, task: Task | None) -> LoadedTask:
-    """Return what the run's server held: its task and validation set, as they are by themselves."""
+    """Return the run's task and validation set, with the loss not corrected yet.
+
+    Raises
+    ------
+    ConfigError
+        If the run has no run config, or ``task`` is missing.
+    StatementError
+        If the validation set is not the one that the run had.
+    """
     if not records.folder.config.path.is_file():
         raise ConfigError(
             f"{str(records.folder.path)!r} is of an app of its own, without a run config: it kept "
@@ -156,7 +177,7 @@ def _load(records: RunRecords, task: Task | None) -> LoadedTask:
 
 
 def _paying_part(records: RunRecords, loaded: LoadedTask) -> LoadedTask | None:
-    """Return the secret data that paid; ``None``: there were none."""
+    """Return the task with the secret data that pay; ``None``: the run has none."""
     salt = records.salt()
     if not salt:
         return None
@@ -166,7 +187,7 @@ def _paying_part(records: RunRecords, loaded: LoadedTask) -> LoadedTask | None:
 def _examine_again(
     records: RunRecords, loaded: LoadedTask, part: LoadedTask | None
 ) -> dict[str, str]:
-    """Return, by the key of held-out data, what was not compared of what was found in them."""
+    """Examine the held-out data again; return what was not compared, by their keys."""
     weighing = examine_again(HELD_OUT_KEY, loaded, records.provenance, is_in_test=False)
     not_compared = {HELD_OUT_KEY: weighing}
     if part is not None:
@@ -176,7 +197,7 @@ def _examine_again(
 
 
 def _measuring(records: RunRecords, weighing: LoadedTask, part: LoadedTask | None) -> LoadedTask:
-    """Return the task whose validation set is what contributions were measured on."""
+    """Return the task whose validation set are the data on which contributions were measured."""
     if part is None:
         return weighing
     return replace(weighing, validation=with_recorded_loss(part, records.provenance))
@@ -188,8 +209,25 @@ def _attribute(
     records: RunRecords,
     taken_back: Collection[int],
 ) -> list[RoundAttribution]:
-    """Attribute the steps as the run did; some rounds took the last one back."""
-    # The models that were kept have the server optimizer's momentum in them.
+    """Attribute the kept steps as the run did, and return the attribution of each round.
+
+    Parameters
+    ----------
+    loaded : LoadedTask
+        The run's task; its validation set are the data on which contributions were measured.
+    steps : mapping of int to Step
+        The kept step of each round that made one.
+    records : RunRecords
+        The run's records.
+    taken_back : collection of int
+        The rounds that took the last step back.
+
+    Raises
+    ------
+    StatementError
+        If the kept steps contradict the records, each other, or what members signed.
+    """
+    # The kept models already have the server optimizer's momentum in them.
     settings = loaded.config.replace(server_optimizer="off")
     credit = settings.section(CreditSettings)
     strategy = build_strategy(replace(loaded, config=settings))
@@ -205,7 +243,7 @@ def _attribute(
     attribution.on_start(strategy)
     last: Step | None = None
     recorded_weights = _recorded_weights(records)
-    by_themselves: list[Tensor] = []  # The steps of rounds so far, the newest first.
+    by_themselves: list[Tensor] = []  # Steps without server momentum, the newest first.
     for row in records.rounds:
         number = row.round
         step = steps.get(number)
@@ -215,7 +253,7 @@ def _attribute(
             by_themselves.insert(0, _by_itself(step))
             _require_led(records, model, step, by_themselves)
             _require_lengths(records, step, settings, sets_lengths=strategy.sets_lengths)
-            # A run begins with what its task makes, which need not be the same each time.
+            # The first model is not checked: a task may make another one each time.
             if last is not None:
                 _require_led_on(records, model, step)
             if not torch.equal(step.before.params, model.vectors.params):
@@ -224,11 +262,13 @@ def _attribute(
         if step is not None:
             before = model.vectors
             model.advance(step.after)
-            # The step leads to what the model holds then: in float16 it is another tensor.
+            # The model may hold the step's end in another type, such as float16, so the step is
+            # recorded between the tensors that the model really held.
             last = replace(step, before=before, after=model.vectors)
             attribution.on_step(last)
         if last is not None and number in taken_back:
-            # To the same model as another tensor, by which a model is known.
+            # The attribution recognises a model by its tensor object. So the model goes back to
+            # equal parameters in a new tensor.
             model.advance(replace(last.before, params=last.before.params.clone()))
             del by_themselves[0]
         if step is None:
@@ -238,7 +278,7 @@ def _attribute(
 
 
 def _recorded_weights(records: RunRecords) -> dict[tuple[int, int], tuple[float, float]]:
-    """Return weight and examples of each reply that counted, by round and client id."""
+    """Return weight and number of examples of each accepted reply, by round and client id."""
     recorded = {}
     for line in records.folder.clients.read():
         if line["status"] == "accepted":
@@ -252,7 +292,8 @@ def _require_weighed(
 ) -> None:
     """Raise StatementError unless clients.csv has the weights and examples that a round kept.
 
-    Bounds of credit are of them. Members hold receipts of the weights in that table.
+    Bounds of credit are computed from them, and members have receipts for the weights in that
+    table.
     """
     number = step.updates.server_round
     weights = step.aggregation.weights.tolist()
@@ -269,17 +310,17 @@ def _require_weighed(
 def _require_lengths(
     records: RunRecords, step: Step, settings: RunConfig, *, sets_lengths: bool
 ) -> None:
-    """Raise StatementError unless a round used updates at the lengths that it says."""
+    """Raise StatementError unless a round used updates at the lengths that its records say."""
     if not sets_lengths:
         _require_no_rescaling(records, step)
-    # Of mixed updates a coefficient is of several means, which the run did not keep.
+    # If updates are mixed, a coefficient is a sum over several means, which the run did not keep.
     is_mixed = settings.neighbour_mixing or settings.bucketing > 1
     if not is_mixed:
         _require_shortened(records, step)
 
 
 def _require_no_rescaling(records: RunRecords, step: Step) -> None:
-    """Raise StatementError where a rule that sets no lengths is said to have set some."""
+    """Raise StatementError if updates were rescaled, although the rule sets no lengths."""
     if step.aggregation.rescaling is not None:
         raise StatementError(
             f"round {step.updates.server_round}: {records.folder.updates.name}/ says that weights "
@@ -288,10 +329,10 @@ def _require_no_rescaling(records: RunRecords, step: Step) -> None:
 
 
 def _require_shortened(records: RunRecords, step: Step) -> None:
-    """Raise StatementError unless coefficients are weights times what shortened the updates.
+    """Raise StatementError unless each coefficient is the weight times the update's shortening.
 
-    Bounds of credit are of the lengths that a round used. The weights are those of clients.csv, and
-    the coefficients lead from model to model.
+    Bounds of credit are computed from the lengths at which a round used updates. Other checks have
+    compared the weights with clients.csv, and the coefficients with the models before and after.
     """
     aggregation = step.aggregation
     assert aggregation.applied is not None  # KeptUpdates
@@ -310,7 +351,7 @@ def _require_shortened(records: RunRecords, step: Step) -> None:
 
 
 def _by_itself(step: Step) -> Tensor:
-    """Return the step ``[d]`` that a round's coefficients lead to, without a server's momentum."""
+    """Return the step ``[d]`` of a round by its coefficients, without server momentum."""
     applied = step.aggregation.applied
     assert applied is not None  # KeptUpdates
     start = torch.zeros_like(step.before.params)
@@ -320,10 +361,10 @@ def _by_itself(step: Step) -> Tensor:
 
 
 def _require_led_on(records: RunRecords, model: GlobalModel, step: Step) -> None:
-    """Raise StatementError unless a round begins with the model that the one before it led to.
+    """Raise StatementError unless a round begins with the model that the round before it led to.
 
-    Else an operator could change the model between two rounds: what the change brings is nobody's
-    contribution, and what a round brought before it could be undone.
+    Without this check, an operator could change the model between two rounds. The change would be
+    nobody's contribution, and it could undo what a round before it brought.
     """
     kept_model = step.before.params.double()
     led_to = model.vectors.params.double()
@@ -340,8 +381,19 @@ def _require_led(
 ) -> None:
     """Raise StatementError unless a round's coefficients lead from its model to the next one.
 
-    Else an operator could make up by what each update was multiplied: what members contribute is
-    of that, and the remainder has room for the difference.
+    Without this check, an operator could make up the coefficients by which updates were multiplied.
+    Contributions are proportional to them, and the remainder would hide the difference.
+
+    Parameters
+    ----------
+    records : RunRecords
+        The run's records.
+    model : GlobalModel
+        The model, which knows the type in which clients receive it.
+    step : Step
+        The kept step of the round.
+    by_themselves : sequence of Tensor
+        The steps ``[d]`` of this and earlier rounds without server momentum, the newest first.
     """
     before = step.before.params.double()
     after = step.after.params.double()
@@ -349,7 +401,7 @@ def _require_led(
     expected = torch.zeros_like(before)
     for share, own_step in zip(shares, by_themselves, strict=False):
         expected.add_(own_step.double(), alpha=share)
-    # Half precision of either kind rounds what clients receive.
+    # A model that clients receive in half precision is rounded: at most as coarsely as in bfloat16.
     dtype = step.before.params.dtype
     if model.layout.narrows:
         dtype = torch.bfloat16
@@ -366,7 +418,7 @@ def _require_led(
 
 
 def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replayed:
-    """Raise StatementError for the first cell of either table that is not the recorded one."""
+    """Return what was recomputed; raise StatementError for the first cell that differs."""
     folder = records.folder
     lines_of_clients = {}
     lines_of_rounds = {}
@@ -391,7 +443,7 @@ def _of_later_versions(
 ) -> tuple[str, ...]:
     """Return the columns that a run's version did not write yet.
 
-    They came together, and decide no pay. Where one of them is there, none may be missing.
+    These columns were added together, and decide no pay. If one of them is there, all have to be.
     """
     for line in recorded_rounds.values():
         if not line.keys().isdisjoint(OF_DESCENT):
@@ -400,7 +452,7 @@ def _of_later_versions(
 
 
 def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, str]]:
-    """Return a table's lines by the whole numbers in some columns."""
+    """Return a table's lines by the whole numbers in the columns ``key``."""
     keyed = {}
     for row in table.read():
         place = tuple(int(row[name]) for name in key)
@@ -409,9 +461,22 @@ def _keyed(table: Table, key: Sequence[str]) -> dict[tuple[int, ...], dict[str, 
 
 
 class _Difference(NamedTuple):
-    """A cell that is not the recorded one; of several the smallest is told.
+    """A cell that differs from the recorded one; of several, the error names the smallest.
 
-    ``place`` is the line's, ``was`` what is recorded, and ``now`` what was computed.
+    The fields are in the order in which differences are compared.
+
+    Attributes
+    ----------
+    round : int
+        The round.
+    rank : int
+        The index of the column; -1 for contributions, which come first.
+    place : tuple of int
+        The key of the line: the round, and in ``attribution.csv`` the client id.
+    column : str
+        The column.
+    was, now : str
+        The recorded and the recomputed text.
     """
 
     round: int
@@ -428,9 +493,10 @@ def _compare_table(
     recorded: Mapping[tuple[int, ...], Mapping[str, str]],
     recomputed: Mapping[tuple[Any, ...], Mapping[str, object]],
 ) -> None:
-    """Raise StatementError for the first cell of a table that is not the recorded one.
+    """Raise StatementError for the first cell of a table that differs from the recorded one.
 
-    A changed update changes what is usual for everybody: contributions tell whose it was.
+    A changed update also changes what is usual, and so the other columns of all members. Its
+    member's contribution differs too. So contributions are compared first.
     """
     different: list[_Difference] = []
     for place in recorded.keys() | recomputed.keys():
@@ -450,12 +516,12 @@ def _compare_table(
 
 
 def _text(value: object) -> str:
-    """Return what a table holds of a value."""
+    """Return the text that a table has for a value."""
     return csv_text([[value, ""]]).removesuffix(",\n")
 
 
 def _in_words(records: RunRecords, table: Table, cell: _Difference) -> str:
-    """Return which cell is another one, by how much and why that may be."""
+    """Return an error message: which cell differs, by how much, and why that may be."""
     where = f"round {cell.round}"
     if len(cell.place) > 1:
         _, client_id = cell.place
@@ -472,7 +538,7 @@ def _in_words(records: RunRecords, table: Table, cell: _Difference) -> str:
 
 
 def _relative_difference(was: str, now: str) -> str:
-    """Return by how much two cells differ, in parts of the larger; 1 where one is no number."""
+    """Return how much two cells differ, in parts of the larger; 1 if one of them is no number."""
     try:
         recorded = float(was)
         recomputed = float(now)
@@ -483,9 +549,10 @@ def _relative_difference(was: str, now: str) -> str:
 
 
 def _require_received(records: RunRecords, model: GlobalModel, step: Step) -> None:
-    """Raise StatementError where members signed that they received another model than the kept one.
+    """Raise StatementError if members signed that they received another model than the kept one.
 
-    Else updates could be replayed on a model at which they are worth something else.
+    Without this check, updates could be replayed on a model at which they contribute something
+    else.
     """
     number = step.updates.server_round
     signatures = records.folder.signatures.read()

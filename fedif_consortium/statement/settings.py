@@ -13,21 +13,21 @@ PayBy = Literal["sum", "draw"]
 Ties = Literal["apart", "alike"]
 AMOUNT = r"^([0-9]{1,12}(\.[0-9]{1,2})?)?$"
 CONTACT = rf"^[^{UNSHOWN}]{{0,200}}$"
-CLIPPING = 2.0  # Of a run that pays, whatever its strategy.
+CLIPPING = 2.0  # What update-clipping = auto is in a run that pays, whatever its strategy.
 RELATIVE = "influence-descent.relative"
 TERMS_OF_PAY = ("statement.budget", "statement.pay-by", "statement.ties")
-# As records, which are read without its code, have the strategy: by its name, or its class's.
+# How records name influence descent: by its registered name, or by its class's name.
 _DESCENT = ("influence-descent", "InfluenceDescent")
 
 
 def weighs_by_length(config: Mapping[str, Any]) -> bool:
-    """Return whether a run gave more weight to who sent longer updates, by its settings."""
+    """Return whether a run's settings gave longer updates more weight."""
     name = section_name(str(config.get("strategy", "")))
     return name in _DESCENT and not config.get(f"{name}.relative", False)
 
 
 class StatementSettings(Settings, alias_generator=in_section("statement")):
-    """The terms of a statement: what is shared out, and whom members may ask."""
+    """The terms of a statement: what is shared out and how, and whom members may ask."""
 
     budget: str = setting(
         "",
@@ -61,6 +61,6 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
     )
 
     def with_options(self, **options: str | None) -> StatementSettings:
-        """Return the terms with options in their place; an empty option leaves what is there."""
+        """Return the terms with some replaced by options; an empty option replaces nothing."""
         given = {name: value for name, value in options.items() if value}
         return self.model_copy(update=given)

@@ -1,4 +1,4 @@
-"""Which rounds count, each member's share, and its cents: sums that come out exactly."""
+"""Which rounds count, the members' shares, and their cents; shares and cents add up exactly."""
 
 from __future__ import annotations
 
@@ -10,35 +10,42 @@ from fedif_consortium.statement.records import RoundLoss
 from fedif_flower.attribution.gain import first_and_last_loss
 
 NOTHING = Fraction(0)
-MOST_REMAINDER = 0.5  # Of the fall: beyond that, contributions do not say where it came from.
+# The largest remainder, in parts of the fall, with which contributions still explain the fall.
+MOST_REMAINDER = 0.5
 
 
 def left_out_rounds(
     rounds: Sequence[RoundLoss], taken_back: Mapping[int, int] | None = None
 ) -> tuple[int, ...]:
-    r"""Return the rounds that count for nobody, so that the contributions of the others add up.
+    r"""Return the rounds that count for nobody, so that the contributions to the others add up.
 
-    With :math:`\ell_0 \dots \ell_T` the losses, the run's fall is the one between its own ends,
-    :math:`F = \ell_0 - \ell_T`. The rounds K that count have :math:`F_K`, the sum of their falls,
-    and :math:`R_K`, the sum of their remainders. They count once
+    Let :math:`\ell_0 \dots \ell_T` be the losses, and :math:`F = \ell_0 - \ell_T` the fall of the
+    run. For a set K of rounds, let :math:`F_K` be the sum of their falls, and :math:`R_K` the sum
+    of their remainders. The contributions to K add up if
 
     .. math:: F_K > 0 \quad\text{and}\quad |R_K| \le F_K / 2.
 
-    Until then the round of the largest remainder that still counts is left out, and with it its
-    whole event (:func:`event_of`): the harm, and the recovery from it. A round without a finite
-    loss is left out in any case, likewise. A step, the round that took it back and those between
-    them are as one round here. Where :math:`F \le 0`, or no rounds ever count, none is left out:
-    nobody is paid.
+    At first K has all rounds but those without a finite loss. As long as K does not add up, the
+    round with the largest remainder is taken out of it. Every round that is left out is left out
+    with its whole event (:func:`event_of`): a harm and the recovery from it. A step, the round that
+    took it back and the rounds between them are treated as one round.
 
-    What was left out changed the loss by :math:`F - F_K` on balance. So
-    :math:`F = \sum c + R_K + (F - F_K)`: all that the run gained is told.
+    If :math:`F \le 0`, or no K adds up, no round is left out, and nobody is paid.
+
+    The rounds left out changed the loss by :math:`F - F_K` on balance. So the account of the whole
+    run is :math:`F = \sum c + R_K + (F - F_K)`, with the sum over all contributions to K.
 
     Parameters
     ----------
     rounds : sequence of RoundLoss
-        In their order, each from where the one before led.
+        All rounds in order; each begins with the model that the round before it led to.
     taken_back : mapping of int to int, optional
-        By the number of a round, the earlier one whose step it took back. Default: none.
+        The round whose step was taken back, by the round that took it back; default: none.
+
+    Returns
+    -------
+    tuple of int
+        The numbers of the rounds left out, in order.
     """
     if not fall_of(rounds) > 0:
         return ()
@@ -60,7 +67,7 @@ def left_out_rounds(
 
 
 def _rounds_of(groups: Sequence[Sequence[RoundLoss]], places: Iterable[int]) -> tuple[int, ...]:
-    """Return the rounds of the groups at some places, in order."""
+    """Return the numbers of the rounds in the groups at some places, in order."""
     rounds: list[int] = []
     for place in sorted(places):
         rounds += [row.round for row in groups[place]]
@@ -68,10 +75,10 @@ def _rounds_of(groups: Sequence[Sequence[RoundLoss]], places: Iterable[int]) -> 
 
 
 def _groups_of(rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]) -> list[list[RoundLoss]]:
-    """Return the rounds in groups: from a step to where it was taken back, others by themselves."""
+    """Return the rounds in groups: those from a step to where it was taken back, others alone."""
     undone_in = {earlier: later for later, earlier in taken_back.items()}
     groups: list[list[RoundLoss]] = []
-    last = 0  # Round of the group.
+    last = 0  # The last round that belongs to the present group.
     for row in rounds:
         if row.round > last:
             groups.append([])
@@ -81,7 +88,7 @@ def _groups_of(rounds: Sequence[RoundLoss], taken_back: Mapping[int, int]) -> li
 
 
 def _merge(group: Sequence[RoundLoss]) -> RoundLoss:
-    """Return a group of rounds as one: from the loss before the first to that after the last."""
+    """Return a group of rounds as one round, from the loss before it to the loss after it."""
     return RoundLoss(
         round=group[0].round,
         loss_before=group[0].loss_before,
@@ -93,22 +100,23 @@ def _merge(group: Sequence[RoundLoss]) -> RoundLoss:
 
 
 def event_of(place: int, losses: Sequence[float]) -> range:
-    r"""Return the rounds that belong together with one, by their places.
+    r"""Return the places of the rounds that make up the event of one round.
 
-    An event goes from the round in which the loss rises above a level to the one in which it is
-    back at it, or to the end of the run. The level of round t is the last loss before it that was
-    no higher than :math:`\max(\ell_t, \min_{s<t} \ell_s)`. So the event of a round
+    An event begins with the round in which the loss rises above a level. It ends with the round in
+    which the loss is back at that level, or with the run. The level of round t is the last loss
+    before it that was no higher than :math:`\max(\ell_t, \min_{s<t} \ell_s)`. So the event of a
+    round
 
-    - that raises the loss is that round, and those after it until the loss is where it was before;
-    - that brings back what was lost begins with the round in which it was lost;
-    - that goes lower than ever before, from where it was lowest, is the round alone.
+    - that raises the loss is that round and those after it, until the loss is as low as before;
+    - that makes good an earlier rise begins with the round of that rise;
+    - that goes from the lowest loss so far to a lower one is that round alone.
 
     Parameters
     ----------
     place : int
-        The round's, from 0: it leads from ``losses[place]`` to ``losses[place + 1]``.
+        The place of the round, from 0: it leads from ``losses[place]`` to ``losses[place + 1]``.
     losses : sequence of float
-        :math:`\ell_0 \dots \ell_T`; infinite where there is none.
+        :math:`\ell_0 \dots \ell_T`; infinite where a loss is not finite.
     """
     reached = max(losses[place + 1], min(losses[: place + 1]))
     fell_at = _last_no_higher(losses, reached, place)
@@ -118,37 +126,36 @@ def event_of(place: int, losses: Sequence[float]) -> range:
 
 
 def _last_no_higher(losses: Sequence[float], most: float, place: int) -> int:
-    """Return the last place up to one at which the loss is no higher; there is one."""
+    """Return the last place up to ``place`` at which the loss is at most ``most``; there is one."""
     while losses[place] > most:
         place -= 1
     return place
 
 
 def _first_no_higher(losses: Sequence[float], most: float, place: int) -> int:
-    """Return the first place from one on at which the loss is no higher, or the last of all."""
+    """Return the first place from ``place`` on with a loss of at most ``most``, or the last one."""
     while place < len(losses) - 1 and losses[place] > most:
         place += 1
     return place
 
 
 def losses_of(rounds: Sequence[RoundLoss]) -> list[float]:
-    """Return the loss before the first round and after each; infinite where it is not finite."""
+    """Return the loss before the first round and after each round; infinity if it is not finite."""
     losses = [rounds[0].loss_before, *(row.loss_after for row in rounds)]
     return list(map(_finite_or_infinity, losses))
 
 
 def _finite_or_infinity(loss: float) -> float:
-    """Return a loss that is finite; of NaN and minus infinity, infinity."""
+    """Return a finite loss as it is, and infinity for any other."""
     if math.isfinite(loss):
         return loss
     return math.inf
 
 
 def fall_of(rounds: Sequence[RoundLoss]) -> float:
-    """Return by how much the loss fell between the ends of a run.
+    """Return how much the loss fell from the first finite loss to the end of a run.
 
-    The first loss is the first that is finite. A run that ends without a finite loss has fallen by
-    minus infinity.
+    It is minus infinity if the run ends without a finite loss.
     """
     first, last = first_and_last_loss(losses_of(rounds))
     if first is None or last is None:
@@ -157,9 +164,9 @@ def fall_of(rounds: Sequence[RoundLoss]) -> float:
 
 
 def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
-    """Tell whether the loss fell in these rounds, and the remainders are at most half of that.
+    """Return whether the loss fell in these rounds, and the remainder is at most half of the fall.
 
-    They do not where one has no finite loss: what it changed is in no fall.
+    It is false if a round has no finite loss: no fall has what that round changed.
     """
     if _rounds_without_loss(rounds):
         return False
@@ -169,7 +176,7 @@ def _adds_up(rounds: Sequence[RoundLoss]) -> bool:
 
 
 def _rounds_without_loss(rounds: Sequence[RoundLoss]) -> list[int]:
-    """Return the rounds that begin or end without a finite loss."""
+    """Return the numbers of the rounds that begin or end without a finite loss."""
     return [row.round for row in rounds if not _has_finite_losses(row)]
 
 
@@ -180,16 +187,16 @@ def _has_finite_losses(row: RoundLoss) -> bool:
 def reason_against_shares(
     fall: float, rounds: Sequence[RoundLoss], credits: Sequence[float]
 ) -> str:
-    """Return why a run gives nobody a share of what was gained; empty: it does.
+    """Return why nobody gets a share of what a run gained; empty: members get shares.
 
     Parameters
     ----------
     fall : float
-        By how much the validation loss fell between the run's ends.
+        How much the validation loss fell between the run's ends.
     rounds : sequence of RoundLoss
-        Those that count (see :func:`left_out_rounds`); all of them, where no rounds ever do.
+        The rounds that count (see :func:`left_out_rounds`); all rounds if no set of them adds up.
     credits : sequence of float
-        What members are credited with.
+        The members' credits.
     """
     if fall == -math.inf:
         return "the model that it ended with has no finite validation loss: there is nothing gained"
@@ -219,9 +226,9 @@ def reason_against_shares(
 def gain_shares(
     credits: Sequence[float | Fraction], gained: float | Fraction = NOTHING
 ) -> list[Fraction]:
-    """Return each credit's exact share of the positive ones, or of ``gained`` if that is more.
+    """Return each credit's exact share of the sum of positive credits, or of ``gained`` if larger.
 
-    All are 0 if none is positive.
+    A credit that is not positive has the share 0.
     """
     positive = [Fraction(max(value, 0.0)) for value in credits]
     if not any(positive):
@@ -231,7 +238,10 @@ def gain_shares(
 
 
 def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) -> list[Fraction]:
-    """Return the shares with each group's part of them divided equally among it."""
+    """Return the shares after each group's shares are divided equally among its members.
+
+    ``groups`` have the positions of their members.
+    """
     alike = list(shares)
     for group in groups:
         equal_part = sum((shares[i] for i in group), NOTHING) / len(group)
@@ -241,10 +251,11 @@ def alike_shares(shares: Sequence[Fraction], groups: Iterable[Sequence[int]]) ->
 
 
 def share_out(cents: int, shares: Sequence[Fraction]) -> list[int]:
-    """Return whole cents by share, which add up to ``cents`` (largest remainder).
+    """Return whole cents for shares that sum to 1; they add up to ``cents`` (largest remainder).
 
-    Every member gets its share rounded down; the cents left over go, one each, to the largest
-    fractions, the first of equal ones first. Where all shares are 0, nobody is paid.
+    Everybody gets the exact amount rounded down. The cents left over go, one each, to those who
+    lost the largest fractions by rounding; of equal fractions the first goes first. If all shares
+    are 0, nobody is paid.
     """
     if not any(shares):
         return [0] * len(shares)

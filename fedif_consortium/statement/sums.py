@@ -1,4 +1,4 @@
-"""Members' sums over the rounds that count, and how else these could have come out."""
+"""Members' sums over the rounds that count, means per draw, and how else they could come out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from fedif_flower.attribution.intervals import share_deviations
 
 @dataclass(frozen=True)
 class Draws:
-    """In how many of the rounds that count members were drawn.
+    """How often members were drawn for the rounds that count.
 
-    ``counts`` are in the members' order. ``never_drawn`` are the client ids of those who were drawn
-    in none, and contributed to none. ``is_drawn`` says whether some were drawn in other rounds than
-    others.
+    Attributes
+    ----------
+    counts : list of int
+        In how many of these rounds each member was drawn, in the members' order.
+    never_drawn : list of int
+        The client ids of members that were drawn in none of them and contributed to none.
+    is_drawn : bool
+        Whether members were drawn in different rounds.
     """
 
     counts: list[int]
@@ -31,16 +36,20 @@ class Draws:
 
     @property
     def divisors(self) -> list[int]:
-        """What sums are divided by for means per draw; the sum of who was never drawn is 0."""
+        """The divisors that make means per draw of sums; 1 for a member that was never drawn."""
         return [max(count, 1) for count in self.counts]
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Members' sums over the rounds that count, in their order.
+    """Members' figures over the rounds that count, in the members' order, in nats.
 
-    ``contributed`` and ``credited`` are in nats. ``gained`` and ``worth`` are what shares are of:
-    these very sums, or their means per draw.
+    Attributes
+    ----------
+    contributed, credited : list of float
+        Sums of contributions, and of credits.
+    gained, worth : list of Fraction
+        Contributions, and credits, that shares are computed from: the sums, or means per draw.
     """
 
     contributed: list[float]
@@ -51,7 +60,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Lucks:
-    """How else sums, means per draw, and what shares are of could have come out."""
+    """How else sums, means per draw, and ``Totals.worth`` could have come out."""
 
     of_sums: list[Luck]
     of_means: list[Luck]
@@ -60,7 +69,7 @@ class Lucks:
 
 @dataclass(frozen=True)
 class Intervals:
-    """Each member's intervals of its contribution, of that per draw, and of its own share."""
+    """Each member's intervals of its contribution, of its mean per draw, and of its own share."""
 
     of_sums: list[tuple[Between, ...]]
     of_means: list[tuple[Between, ...]]
@@ -68,14 +77,15 @@ class Intervals:
 
 
 def draws_of(records: RunRecords) -> Draws:
-    """Return in how many of the rounds that count each member was drawn.
+    """Return how often each member was drawn for the rounds that count.
 
-    A draw is of the round in which its reply came, since what it brought counts there. One whose
-    reply never came is of the round in which the member was asked.
+    A draw counts in the round in which its reply came, since the update counts there. If no reply
+    came, the draw counts in the round in which the member was asked.
     """
     rounds_drawn = _rounds_drawn(records)
     counts = [len(rounds) for rounds in rounds_drawn.values()]
-    # Who was asked before the rounds that count may contribute to them: by a server's momentum.
+    # A member that was asked before the rounds that count may contribute to them, since server
+    # momentum carries its update on.
     contributors = {part.client_id for part in records.parts}
     drawn = {client_id for client_id, rounds in rounds_drawn.items() if rounds}
     never_drawn = sorted({*records.names, *records.members} - drawn - contributors)
@@ -85,7 +95,7 @@ def draws_of(records: RunRecords) -> Draws:
 
 
 def _rounds_drawn(records: RunRecords) -> dict[int, frozenset[int]]:
-    """Return in which of the rounds that count each member was drawn, in the members' order."""
+    """Return the rounds that count for which each member was drawn, in the members' order."""
     counted = {row.round for row in records.rounds}
     came_later = {(reply.client_id, reply.asked_in) for reply in records.replies if reply.asked_in}
     rounds_of: dict[int, set[int]] = {client_id: set() for client_id in records.members}
@@ -97,7 +107,7 @@ def _rounds_drawn(records: RunRecords) -> dict[int, frozenset[int]]:
 
 
 def totals_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Totals:
-    """Return members' sums over rounds, and what shares are of."""
+    """Return the members' sums over rounds, and the figures that shares are computed from."""
     contributed, credited = map(column_sums, records.by_round)
     gained = list(map(Fraction, contributed))
     worth = list(map(Fraction, credited))
@@ -108,23 +118,24 @@ def totals_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Totals:
 
 
 def column_sums(by_round: NDArray[np.float64]) -> list[float]:
-    """Return the exact sums of ``[T, n]`` over rounds; with 0.0 added, none is -0.0."""
+    """Return the exact sums over rounds of figures ``[T, n]``; adding 0.0 turns -0.0 into 0.0."""
     return [math.fsum(column) + 0.0 for column in by_round.T]
 
 
 def _per_draw(sums: Sequence[Fraction], draws: Draws) -> list[Fraction]:
-    """Return exact means per draw."""
+    """Return the exact means per draw of sums."""
     return [value / count for value, count in zip(sums, draws.divisors, strict=True)]
 
 
 def lucks_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Lucks:
-    """Return how else all this could have come out."""
+    """Return how else the members' sums and means could have come out."""
     of_sums = kinds_of_luck(records, draws.is_drawn)
     of_means = kinds_of_luck(records, draws.is_drawn, np.array(draws.divisors, dtype=float))
     of_paid = of_sums
     if pay_by == "draw":
         of_paid = of_means
-    # Shares and ties are about the held-out set and the draw: other rounds are another run.
+    # Shares and ties take account of another held-out set and another draw alone: with other rounds
+    # it would be another run.
     of_worth = [luck for luck in of_paid if luck.about != ROUNDS]
     return Lucks(of_sums, of_means, of_worth)
 
@@ -132,7 +143,19 @@ def lucks_of(records: RunRecords, draws: Draws, pay_by: PayBy) -> Lucks:
 def intervals_of(
     totals: Totals, draws: Draws, shares: Sequence[Fraction], lucks: Lucks
 ) -> Intervals:
-    """Return between which values members' figures could have come out."""
+    """Return the intervals of the members' figures.
+
+    Parameters
+    ----------
+    totals : Totals
+        The figures.
+    draws : Draws
+        How often members were drawn.
+    shares : sequence of Fraction
+        The members' shares, before members that are not told apart are paid alike.
+    lucks : Lucks
+        How else the figures could have come out.
+    """
     contributed = np.array(totals.contributed)
     gained = np.array(totals.gained, dtype=float)
     worth = np.array(totals.worth, dtype=float)

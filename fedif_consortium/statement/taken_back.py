@@ -1,4 +1,4 @@
-"""Which rounds took the last step back, by what a run recorded and kept."""
+"""Which rounds took a step back, as a run's records and kept steps tell."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from fedif_flower.server.record import Step
 
 
 def rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
-    """Return the rounds that took the last step back: the model was then the one before it."""
+    """Return the rounds that took the last step back, be it their own or that of an earlier round.
+
+    After such a round the model is the one from before that step.
+
+    Parameters
+    ----------
+    records : RunRecords
+        The run's records.
+    steps : mapping of int to Step
+        The kept step of each round that made one.
+    """
     rounds_with_parts = {part.round for part in records.parts}
     first_step = min(steps, default=math.inf)
     taken_back = set()
@@ -21,7 +31,8 @@ def rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int
         has_parts = row.round in rounds_with_parts
         is_like_one = _was_taken_back(row, step, has_parts=has_parts)
         if step is not None and not _has_finite_end(row):
-            # Nobody contributes to a step from one lost model to another, either.
+            # A step from one model without a finite loss to another has no contributions either, so
+            # the records alone do not tell whether it was taken back. The next step does.
             is_like_one = is_like_one and _is_left_out_after(step, steps)
         if is_like_one and row.round >= first_step:
             taken_back.add(row.round)
@@ -29,11 +40,14 @@ def rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int
 
 
 def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:
-    """Tell whether a round left the model where it was before the last step.
+    """Return whether a round looks as if it had taken the last step back.
 
-    Without a step of its own, it took back contributions, or the loss is another one: nobody
-    contributed to a step that led to no finite loss. With a step, nobody contributed to it, and
-    the loss is the same.
+    A round without a step of its own took an earlier step back if it has contributions, which are
+    those of that step with the other sign. It also did if the loss changed in it: a step that led
+    to no finite loss has no contributions that could be taken back.
+
+    A round with a step of its own took that step back if it has no contributions, and the loss is
+    the same before and after it.
     """
     is_same_loss = row.loss_before == row.loss_after or not _has_finite_end(row)
     if step is None:
@@ -42,12 +56,15 @@ def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bo
 
 
 def _has_finite_end(row: RoundLoss) -> bool:
-    """Tell whether the loss before a round is finite, or that after it."""
+    """Return whether a round begins or ends with a finite loss."""
     return math.isfinite(row.loss_before) or math.isfinite(row.loss_after)
 
 
 def _is_left_out_after(step: Step, steps: Mapping[int, Step]) -> bool:
-    """Tell whether the next step goes from where a step began; of the last one it may be so."""
+    """Return whether the next step begins with the model with which this step began.
+
+    For the last step of all, which no other follows, it is true.
+    """
     later = [number for number in steps if number > step.updates.server_round]
     if not later:
         return True

@@ -1,6 +1,6 @@
-"""What others check of a statement: signature, hashes and sums.
+"""Checking a statement: its signatures, its hashes, and that it follows from the run's records.
 
-The first thing that is wrong is named.
+The error names the first thing that is wrong.
 """
 
 from __future__ import annotations
@@ -59,22 +59,23 @@ from fedif_flower.run.folder import RunFolder
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found right.
+    """A statement that was checked, and what was found.
 
     Attributes
     ----------
     signed : ReadStatement
-        The statement, and whose signatures it has; those of nobody known were not checked.
+        The statement and its signatures; signatures by keys that are not known were not checked.
     not_here : tuple of str
-        Files whose hashes are signed but which are not there, and so were not checked.
+        Files whose hashes are signed, but which are not there, so that they were not checked.
     members : tuple of SignedMember
-        Who signed its updates; empty: nobody did.
+        The members that signed updates, and how many; empty: nobody signed any.
     receipts : tuple of HeldReceipts
-        What members kept, which is as the records say.
+        The members' receipts, which agree with the records.
     redone : tuple of int
-        Rounds of which members have receipts twice: the run was resumed, and did them again.
+        Rounds for which members have two versions of receipts: the run was resumed, and did these
+        rounds again.
     chosen : tuple of str
-        What the run config does not say of the pay: the operator chose it with the statement.
+        Terms of pay that the run config leaves open, so that the operator chose them.
     """
 
     signed: ReadStatement
@@ -91,12 +92,12 @@ class Verified:
 
     @property
     def manifest(self) -> Manifest:
-        """What the statement says."""
+        """The content of the statement."""
         return self.signed.statement.predicate
 
     @property
     def key(self) -> str:
-        """The fingerprint of the operator's key: compare it with what the operator told you."""
+        """The fingerprint of the operator's key, to be compared with the one the operator gave."""
         return fingerprint(self.manifest.signer)
 
 
@@ -106,28 +107,30 @@ def verify(
     members: Mapping[str, VerifyingKey] | None = None,
     receipts: Sequence[Path] = (),
 ) -> Verified:
-    """Check a run's statement, or what was handed on of one.
+    """Check a run's statement, or the part of a statement that somebody was given.
 
     Parameters
     ----------
     path : Path
-        A run's folder; its ``statement`` alone, away from the run; or a member's page with the
-        manifest beside it.
+        A run's folder; a ``statement`` folder alone, away from its run; or a member's page with the
+        manifest beside it. The last two are checked by their signatures and hashes alone.
     key : str
-        The fingerprint that the operator's key must have; empty: any, which the caller compares.
+        The fingerprint that the operator's key must have; empty: any key, so that the caller has to
+        compare :attr:`Verified.key`.
     members : mapping of str to public key, optional
-        Who may have signed updates and the statement, by name; see
-        :mod:`~fedif_consortium.evidence.check_signatures`. Beside a page there are no updates, and
-        they say who signed the statement alone.
+        The keys of members who may have signed updates and the statement, by name; see
+        :mod:`~fedif_consortium.evidence.check_signatures`. Away from a run there are no updates,
+        and the keys only tell who signed the statement.
     receipts : sequence of Path
         Members' ``receipts-dir``, see :mod:`~fedif_consortium.evidence.check_receipts`.
 
     Raises
     ------
     StatementError
-        Naming what was changed, is missing, or does not follow from the records.
+        If something was changed, is missing, or does not follow from the records; the message names
+        it.
     ConfigError
-        If there is no statement, or a part of one is to be checked against more than itself.
+        If there is no statement, or receipts are given without the run's folder.
     """
     if _is_within_its_run(path):
         path = path.absolute().parent
@@ -162,17 +165,17 @@ def _verify_run(
     members: Mapping[str, VerifyingKey] | None,
     receipts: Sequence[Path],
 ) -> Verified:
-    """Check a statement against the records of its run, see :func:`verify`."""
+    """Check a statement against the records of its run, for :func:`verify`."""
     manifest = signed.statement.predicate
     _require_same_attempts(run, manifest)
     not_here = _check_files(run, signed.statement)
     agreed = check_run_config(run)
     account = _check_account(run, manifest)
-    # What the statement calls members, and what the operator registered them as.
+    # The names in the statement, and the names under which the operator registered members.
     names = (account.names, read_names(run.names.path))
     for names_of_members in names:
         _require_apart(names_of_members.values())
-    # Pages call members so who have no name.
+    # Members without a name get one on pages, such as "client 4": nobody may be named like that.
     _require_apart([*account.names.values(), *(member.name for member in account.members)])
     signatures = read_signatures(run)
     signing_members = check_signatures(run, signatures, names, members)
@@ -196,14 +199,14 @@ def _verify_run(
 
 
 def _is_within_its_run(path: Path) -> bool:
-    """Return whether a statement's folder lies where its run left it."""
+    """Return whether a statement's folder still lies in its run's folder."""
     run = RunFolder(path.absolute().parent)
     is_in_place = path.absolute() == run.statement
     return is_statement(path) and is_in_place and run.provenance.path.is_file()
 
 
 def _check_page(path: Path, statement: SignedStatement) -> None:
-    """Raise StatementError unless a file is one of a statement's pages, as it was signed."""
+    """Raise StatementError unless a file is one of a statement's pages, unchanged."""
     digest = hashlib.sha256(read_file(path.parent, path.name)).hexdigest()
     files = statement.files.items()
     digests_of_pages = [signed for name, signed in files if name.endswith(".html")]
@@ -212,12 +215,13 @@ def _check_page(path: Path, statement: SignedStatement) -> None:
 
 
 def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
-    """Check the files of a statement without its run; return what is not here.
+    """Check the files of a statement without its run; return the signed files that are not here.
 
     Raises
     ------
     StatementError
-        Naming what is missing, was changed, or is no part of it.
+        If a file of the statement is missing or was changed, or a file is no part of it. The
+        message names the file.
     """
     prefix = f"{RunFolder(folder).statement.name}/"
     _require_no_link(folder.rglob("*"), folder)
@@ -235,7 +239,7 @@ def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
 
 
 def _require_apart(names: Iterable[str]) -> None:
-    """Raise StatementError where a member's name reads as another's."""
+    """Raise StatementError if a reader could take one member's name for another's."""
     try:
         require_apart(names, NAMES)
     except ConfigError as error:
@@ -243,13 +247,13 @@ def _require_apart(names: Iterable[str]) -> None:
 
 
 def _require_within(name: str) -> None:
-    """Raise StatementError for a file of the manifest that is not one of the run's folder."""
+    """Raise StatementError if a path in the manifest leads out of the run's folder."""
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         raise StatementError(f"{name!r:.200} in the manifest lies outside of the run's folder")
 
 
 def _require_unchanged(path: Path, name: str, digest: str) -> None:
-    """Raise StatementError unless the file is there, as the statement has it."""
+    """Raise StatementError unless a file is there and has the digest in the statement."""
     if not path.is_file():
         raise StatementError(f"{name} is missing")
     if file_hash(path) != digest:
@@ -257,28 +261,31 @@ def _require_unchanged(path: Path, name: str, digest: str) -> None:
 
 
 def _require_no_link(paths: Iterable[Path], root: Path) -> None:
-    """Raise StatementError for a link: what it leads to may change after it was checked."""
+    """Raise StatementError for a link: its target could be changed after it was checked."""
     links = sorted(path for path in paths if path.is_symlink())
     if links:
         raise StatementError(f"{links[0].relative_to(root).as_posix()} is a link")
 
 
 def _require_known(names: Set[str], signed_names: Set[str]) -> None:
-    """Raise StatementError for a file that the statement does not name."""
+    """Raise StatementError if a file is there that the statement does not name."""
     unknown = sorted(names - signed_names)
     if unknown:
         raise StatementError(f"{unknown[0]} is no part of the statement")
 
 
 def _files_below(folder: Path, root: Path) -> list[str]:
-    """Return the files in a folder and the folders in it, by their paths below ``root``."""
+    """Return the paths, below ``root``, of all files in a folder and its subfolders."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path.relative_to(root).as_posix() for path in files]
 
 
 def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
-    """Return what is not there; raise StatementError for what differs, or is too much."""
-    # Large files that others need not be given; where they are not there, that is said.
+    """Return the signed files that are not there; raise StatementError if any file is wrong.
+
+    A file is wrong if it was changed, is missing but for the files below, or is not signed. The
+    model and the kept updates may be missing: they are large, and need not be handed on.
+    """
     not_here = []
     for name, digest in statement.files.items():
         _require_within(name)
@@ -297,7 +304,7 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
 
 
 def _check_account(run: RunFolder, manifest: Manifest) -> Account:
-    """Return the account, or raise StatementError: it, or a page, is not of the records."""
+    """Return the account; raise StatementError unless it and the pages follow from the records."""
     text = read_file(run.statement, ACCOUNT)
     account = read_account(text)
     records = read_run(run.path, account.names)
@@ -320,7 +327,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Account:
             "operator accepted that"
         )
     _require_same(json.loads(text), json.loads(account_json(settled_again)), ACCOUNT)
-    # Another version may word or draw things differently.
+    # Pages are compared only if this version made them: another may word or draw them differently.
     if manifest.made_with == made_with():
         for name, content in contents(account, records, manifest).items():
             if read_file(run.statement, name) != content:
@@ -329,12 +336,12 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Account:
 
 
 def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what of the pay was chosen with the statement.
+    """Return the terms of pay that the run config leaves open, and the statement chose, in words.
 
     Raises
     ------
     StatementError
-        Naming what the run config says otherwise: members agreed to that.
+        If a term differs from the run config to which members agreed; the message names it.
     """
     budget = str(config.get("statement.budget", ""))
     shared_out = amount_text(account.budget_cents)
@@ -363,10 +370,10 @@ def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]
 
 
 def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
-    """Raise StatementError where records and manifest are of different attempts at a run.
+    """Raise StatementError if records and manifest are of different attempts at a run.
 
-    It comes first: else the first file that differs would be called changed. Records that cannot
-    be read are named with the other files.
+    This check comes before that of the files. Otherwise the first file that differs would be called
+    changed. Records that cannot be read are passed over here: the check of the files names them.
     """
     try:
         recorded = read_attempts(run.provenance.read())
@@ -388,7 +395,7 @@ def _in_words(attempts: Attempts | None) -> str:
 
 
 def _require_same(stated: Any, computed: Any, where: str) -> None:
-    """Raise StatementError where two JSON values differ by more than rounding."""
+    """Raise StatementError if two JSON values, at ``where``, differ by more than rounding."""
     if isinstance(stated, dict) and isinstance(computed, dict) and stated.keys() == computed.keys():
         for key in stated:
             _require_same(stated[key], computed[key], f"{where}: {key}")
@@ -400,7 +407,7 @@ def _require_same(stated: Any, computed: Any, where: str) -> None:
 
 
 def _is_same(stated: Any, computed: Any) -> bool:
-    """Return whether two JSON values are the same, floats up to rounding."""
+    """Return whether two JSON values are equal, and two floats equal up to rounding."""
     if type(stated) is type(computed) and stated == computed:
         return True
     if isinstance(stated, float) and isinstance(computed, float):

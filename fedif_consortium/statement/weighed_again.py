@@ -1,4 +1,4 @@
-"""The weights of a run's rounds, once more: those that its strategy gives the kept updates."""
+"""Recomputing the weights of a run's rounds: its strategy weighs the kept updates again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.record import Step
 
-# Of the largest: the same arithmetic with another number of threads, or on another processor.
+# Figures are the same if they differ by at most this part of the largest one: the same arithmetic
+# may run with another number of threads, or on another processor.
 _SAME = 1e-4
 
-# What a round keeps of each client beside its update, in the order in which it comes about, and
-# what that is called.
+# The figures that a round keeps of each client beside its update, in the order in which they come
+# about, with their names in error messages.
 _OF_CLIENTS = {
     "shortening": "a shortening",
     "rescaling": "a rescaling",
@@ -32,7 +33,11 @@ _OF_CLIENTS = {
 
 
 class WeighedAgain(NamedTuple):
-    """In how many rounds weights came out the same; which were not compared, and why."""
+    """The result of :func:`weigh_again`.
+
+    ``rounds`` is the number of rounds whose weights came out the same. ``not_compared`` says which
+    weights were not compared, and why; empty: all were.
+    """
 
     rounds: int
     not_compared: str = ""
@@ -46,24 +51,26 @@ def weigh_again(
 ) -> WeighedAgain:
     """Weigh the kept updates of all rounds by the run's strategy, and compare with what was kept.
 
-    Weights, what shortens or lengthens updates and noise of the rule itself follow from the
-    updates, the settings and the held-out data: an operator who weighs otherwise is found.
+    The updates, the settings and the held-out data determine the weights, how much updates are
+    shortened or rescaled, and the noise that the rule itself adds. So an operator who weighed
+    updates otherwise is found out.
 
     Parameters
     ----------
     records : RunRecords
-        The run's.
+        The run's records.
     loaded : LoadedTask
-        Its task, with the data and the loss that weighed.
+        The run's task, with the held-out data and the loss by which updates were weighed.
     steps : mapping of int to Step
-        What was kept of each round that made a step.
+        The kept step of each round that made one.
     taken_back : collection of int
         The rounds that took the last step back.
 
     Raises
     ------
     StatementError
-        Naming the round and the client whose weight is another one.
+        If a weight or another figure of a client differs, or a round's noise, or the strategy
+        cannot weigh a round's updates. The message names the round, and the client if it is one.
     """
     strategy = build_strategy(loaded)
     if strategy.intake.reweighs:
@@ -88,7 +95,7 @@ def weigh_again(
 
 
 def _weighed_without_step(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
-    """Return the rounds whose updates were weighed but led nowhere: they were not kept."""
+    """Return the rounds whose updates were weighed but made no step: runs do not keep these."""
     weighed = set()
     for line in records.folder.clients.read():
         if line["status"] == "accepted" and line["weight"]:
@@ -97,7 +104,7 @@ def _weighed_without_step(records: RunRecords, steps: Mapping[int, Step]) -> set
 
 
 def _remembers(strategy: ScreenedStrategy) -> bool:
-    """Tell whether a strategy's weights depend on the updates of earlier rounds."""
+    """Return whether a strategy's weights depend on the updates of earlier rounds."""
     if strategy.stages.remembering:
         return True
     learned_beside_stages = strategy.learned().keys() - {"stages"}
@@ -105,7 +112,7 @@ def _remembers(strategy: ScreenedStrategy) -> bool:
 
 
 def _compare(step: Step, strategy: ScreenedStrategy, name: str) -> None:
-    """Weigh a round's updates, and raise StatementError where it was weighed otherwise."""
+    """Weigh a round's updates, and raise StatementError if the run weighed them otherwise."""
     number = step.updates.server_round
     model = strategy.model
     received = model.receive(model.layout.to_arrays(step.before))
@@ -130,12 +137,13 @@ def _compare(step: Step, strategy: ScreenedStrategy, name: str) -> None:
 
 
 def _updates_for(strategy: ScreenedStrategy, step: Step) -> RoundUpdates:
-    """Return a round's updates as the strategy was given them."""
+    """Return a round's updates in the form in which the strategy gets them in a run."""
     kept = step.updates
     device = strategy.device
     model = strategy.model.vectors
     client_updates = kept.client_updates.to(device)
-    # In float64, one after the other: all at once would take twice the room of the updates.
+    # Squares are summed in float64, one update at a time: a copy of all updates in float64 would
+    # take twice their memory.
     squared_norms = [update.double().square().sum().cpu() for update in client_updates]
     return replace(
         kept,
@@ -149,7 +157,7 @@ def _updates_for(strategy: ScreenedStrategy, step: Step) -> RoundUpdates:
 
 
 def _figures(aggregation: Aggregation, name: str) -> Tensor:
-    """Return what a round has of each client, ``[m]``; updates of which nothing is said stay."""
+    """Return one figure of each client in a round, ``[m]``; ones if the round has none."""
     figures: Tensor | None = getattr(aggregation, name)
     if figures is None:
         return torch.ones(len(aggregation.weights), dtype=torch.float64)
@@ -157,11 +165,11 @@ def _figures(aggregation: Aggregation, name: str) -> Tensor:
 
 
 def _rows_apart(recorded: Tensor, expected: Tensor) -> Iterator[int]:
-    """Return the rows in which ``[m]`` figures differ, the largest difference first."""
+    """Yield the rows in which figures ``[m]`` differ, the largest difference first."""
     differences = (recorded - expected).abs()
     largest = torch.maximum(recorded.abs(), expected.abs()).max()
     for row in differences.argsort(descending=True).tolist():
-        # Not "more than": a figure that is no number is another one.
+        # Not written as "more than", so that NaN counts as a difference.
         if not differences[row] <= _SAME * largest:
             yield row
 
@@ -169,7 +177,7 @@ def _rows_apart(recorded: Tensor, expected: Tensor) -> Iterator[int]:
 def _require_same_noise(
     number: int, recorded: Tensor | None, expected: Tensor | None, name: str
 ) -> None:
-    """Raise StatementError where a round has other noise ``[d]`` in it than the rule adds."""
+    """Raise StatementError if a round's noise ``[d]`` differs from the noise that the rule adds."""
     if recorded is None and expected is None:
         return
     is_same = False
