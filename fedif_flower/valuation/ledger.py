@@ -1,6 +1,6 @@
-"""A round's scores, and from them to aggregation weights: normalise, smooth, weigh.
+"""From a round's scores to aggregation weights: normalise, smooth, weigh.
 
-FedIF and AFedSV share this file; they differ in the valuation whose scores come in.
+FedIF and AFedSV share this file. They differ in the valuation that gives the scores.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.valuation.validation import Validation
 
-# And what a client that has taken part in no round has in each.
+# The columns of the clients' table, and their values for a client that took part in no round.
 _COLUMNS = MappingProxyType({"score": math.nan, "rounds": 0.0, "accumulative": math.nan})
-_MOST_SHOWN = 100  # Clients of a ledger that is printed.
+_MOST_SHOWN = 100  # How many clients are shown when a ledger is printed.
 WeightScope = Literal["participants", "population"]
 Gamma = Annotated[float, Setting("rate of the smooth update", gt=0, le=1)]
 
@@ -38,17 +38,18 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
 
     .. math:: \Psi_i = (\Phi_i - \min \Phi) / (\max \Phi - \min \Phi)
 
-    with :math:`\Phi` the scores of the m participants. All equal, or m = 1: ones. Scores are equal
-    where they differ by rounding or by chance alone, which would otherwise be stretched to 0 and 1.
+    with :math:`\Phi` the scores of the m participants. If all scores are equal, or m = 1, every
+    :math:`\Psi_i` is 1. Scores that differ by rounding or sampling alone count as equal: otherwise
+    these differences would be stretched to 0 and 1.
 
     Parameters
     ----------
     scores : Tensor
         ``[m]``, m >= 1, finite.
     resolution : float
-        Scores whose range is no larger than this, >= 0, are equal: what their computation, or the
-        draws by which they are estimated, may make of equal ones (see :attr:`Scores.resolution`).
-        At least four roundings of the largest score itself are taken for it.
+        >= 0. Scores count as equal if max - min is no larger than this: rounding, or the draws of
+        an estimator, may put equal clients so far apart (see :attr:`Scores.resolution`). It counts
+        as four roundings (eps) of the largest absolute score, if that is more.
 
     Returns
     -------
@@ -76,13 +77,13 @@ class Scores:
     Attributes
     ----------
     values : Tensor
-        ``[m]``; more is better, and what is not finite counts as the least of the others.
+        ``[m]``; higher is better. A score that is not finite counts as the lowest finite one.
     influences : Tensor, optional
-        ``[m]``: un-normalised influences, which the ledger sums up.
+        ``[m]``: un-normalised influences, which the ledger adds up.
     evaluations : int
-        Passes over the validation set that the scores took.
+        How many passes over the validation set the scores took.
     resolution : float
-        The scores of equal clients may lie so far apart, >= 0, by rounding or by chance.
+        How far apart rounding or sampling may put the scores of equal clients, >= 0.
     """
 
     values: Tensor
@@ -97,13 +98,14 @@ class Valuation(Protocol):
 
     @property
     def validation(self) -> Validation | None:
-        """The held-out data behind the scores, by which steps are judged; ``None``: none.
+        """The held-out data behind the scores, by which steps are judged, too; ``None``: none.
 
-        Without any, the valuation itself has their ``parameter_names`` and ``tied_names``.
+        Without held-out data, the valuation itself has the model's ``parameter_names`` and
+        ``tied_names``, which a :class:`~fedif_flower.valuation.validation.Validation` has.
         """
 
     def prepare(self, params: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """Begin what depends on the global model alone, while clients train."""
+        """Begin to compute what depends on the global model alone, while the clients train."""
 
     def score(self, updates: RoundUpdates) -> Scores:
         """Score the round's clients."""
@@ -127,14 +129,14 @@ class ScoreLedger(CheckedFields):
     smooth_update : bool
         ``False``: :math:`\Omega_i = \Psi_i`.
     bias_correction : bool
-        Take out what is left of ``initial``, so that a client of few rounds is not held down by
-        them: with n_i the rounds that client i took part in,
+        Remove what is left of ``initial``, so that it does not hold down a client that took part in
+        few rounds: with :math:`n_i` the number of rounds that client i took part in,
 
         .. math:: \hat\Omega_i = \frac{\Omega_i - (1 - \gamma)^{n_i}\, \mathrm{initial}}
                   {1 - (1 - \gamma)^{n_i}}
 
-        which is the weighted mean of its :math:`\Psi_i`, later ones counting more. All scores and
-        weights are then :math:`\hat\Omega`; a client never seen keeps ``initial``.
+        which is the weighted mean of its :math:`\Psi_i`, in which later ones count more. All weight
+        scores are then :math:`\hat\Omega`; a client that took part in no round has ``initial``.
 
     Raises
     ------
@@ -151,7 +153,7 @@ class ScoreLedger(CheckedFields):
     initial: Annotated[float, Setting("of a client never seen", ge=0)] = 0.0
     smooth_update: bool = True
     bias_correction: bool = False
-    # NaN: none yet; rounds are those that a client took part in.
+    # A score is NaN before a client's first round; "rounds" counts those that it took part in.
     _clients: ClientTable = field(
         default_factory=lambda: ClientTable(**_COLUMNS),
         init=False,
@@ -177,7 +179,7 @@ class ScoreLedger(CheckedFields):
         return dict(zip(client_ids, self.scores_of(client_ids).tolist(), strict=True))
 
     def scores_of(self, client_ids: Sequence[int]) -> Tensor:
-        r"""Return these clients' :math:`\Omega` ``[m]``; a client never seen has ``initial``."""
+        r"""Return these clients' :math:`\Omega` ``[m]``: ``initial`` before their first round."""
         score = self._clients.read(client_ids, "score")
         rounds = self._clients.read(client_ids, "rounds")
         return torch.from_numpy(self._smoothed(score, rounds))
@@ -188,7 +190,7 @@ class ScoreLedger(CheckedFields):
         return self._column("accumulative")
 
     def update(self, client_ids: Sequence[int], normalized_scores: Tensor) -> Tensor:
-        r"""Take in one round and return the participants' new :math:`\Omega`.
+        r"""Update the ledger by one round, and return the participants' new :math:`\Omega`.
 
         Parameters
         ----------
@@ -245,15 +247,17 @@ class ScoreLedger(CheckedFields):
         .. math:: a_i = \frac{\Omega_i}{\sum_{j=1}^K \Omega_j} \cdot \frac{1}{q}, \qquad
                   w_t = w_{t-1} + \sum_{i \in S_t} a_i (w_i - w_{t-1})
 
-        with K = ``num_clients`` all clients of the federation, or those seen so far where they are
-        more, and q the chance with which a client
-        is among the round's: ``chance``, or m / K where m participants of K are drawn.
-        Negative weight scores count as 0. A client never seen counts as ``initial``; where that is
-        0, as the mean of the n clients seen so far, or a step would be K / n times too long:
+        with :math:`S_t` the round's m participants, K = ``num_clients`` the number of all clients
+        of the federation (or of those seen so far, if they are more), and q the chance with which a
+        client takes part in a round: ``chance``, or m / K if m of K clients are drawn.
+
+        Negative weight scores count as 0. A client never seen counts as ``initial``. If that is 0,
+        it counts as the mean of the n clients seen so far, since the step would be K / n times too
+        long otherwise:
 
         .. math:: \sum_{j=1}^K \Omega_j = \frac{K}{n} \sum_{j \text{ seen}} \Omega_j
 
-        Where all of the round's count as 0, each has :math:`1 / m`: the round says nothing of them.
+        If all participants count as 0, each has :math:`1 / m`: the round does not tell them apart.
 
         Returns
         -------
@@ -267,7 +271,7 @@ class ScoreLedger(CheckedFields):
         is_seen = ~np.isnan(score)
         total_of_seen = float(self._smoothed(score, rounds)[is_seen].clip(min=0.0).sum())
         num_seen = int(is_seen.sum())
-        # More may have come than there were when the number was set.
+        # More clients may have come since the number was set.
         num_clients = max(num_clients, num_seen)
         num_unseen = num_clients - num_seen
         of_unseen = self.initial or total_of_seen / max(num_seen, 1)
@@ -290,35 +294,35 @@ class ScoreLedger(CheckedFields):
     def _smoothed(
         self, score: NDArray[np.float64], rounds: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return Omega ``[n]`` from the smoothed scores, bias-corrected where that is on."""
+        """Return Omega ``[n]`` from the smoothed scores, bias-corrected if the setting says so."""
         score = np.where(np.isnan(score), self.initial, score)
         if not (self.bias_correction and self.smooth_update):
             return score
         share_of_initial = (1.0 - self.gamma) ** rounds
-        # 1 where there was no round: nothing is divided by 0.
+        # 1 for a client without a round, so that nothing is divided by 0.
         share_of_rounds = np.where(rounds > 0, 1.0 - share_of_initial, 1.0)
         corrected = (score - share_of_initial * self.initial) / share_of_rounds
         return np.where(rounds > 0, corrected, score)
 
     def _column(self, name: str) -> dict[int, float]:
-        """Return a column by client id, without the clients that have nothing in it."""
+        """Return a column by client id, without the clients that have no value (NaN) in it."""
         values = self._clients.column(name).tolist()
         by_client = zip(self._clients.client_ids, values, strict=True)
         return {client_id: value for client_id, value in by_client if not math.isnan(value)}
 
 
 def _normalized(values: Tensor) -> Tensor:
-    """Return values ``[m]``, >= 0, over their sum; uniform where all are 0."""
+    """Return values ``[m]``, >= 0, divided by their sum; uniform weights if all are 0."""
     total = values.sum()
     if not bool(total > 0):
-        if values.numel() > 1:  # One alone has all the weight in any case.
+        if values.numel() > 1:  # A single participant has all the weight in any case.
             logger.warning("every participant's weight score is 0: uniform weights this round")
         return torch.full_like(values, 1.0 / values.numel())
     return values / total
 
 
 def _checked(client_ids: Sequence[int], values: Tensor) -> NDArray[np.float64]:
-    """Return scores as an array; raise ValuationError naming whose is not finite."""
+    """Return scores as an array; raise ValuationError naming a client whose score is not finite."""
     checked: NDArray[np.float64] = values.detach().cpu().double().numpy()
     for client_id, value in zip(client_ids, checked.tolist(), strict=True):
         if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""The share of wrong labels that explains best what models say of examples they have not seen."""
+"""Estimate the share of wrong labels by what models predict for examples they have not seen."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedif_flower.valuation.label_noise import log_chance_of_label
 GRID = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
 TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
 DRAWS = 200  # Of the bootstrap.
-TAIL = 0.05  # Of its draws, at either end of the interval.
-QUARTER = 0.25  # Of them may say that none is wrong where the loss is corrected all the same.
-MOST_OF_RANGE = 0.95  # Of (C - 1) / C, where labels say nothing.
+TAIL = 0.05  # The share of the draws that lies beyond either end of the interval.
+QUARTER = 0.25  # The loss is corrected although up to this share of the draws has no wrong labels.
+MOST_OF_RANGE = 0.95  # The largest share in units of (C - 1) / C, at which labels say nothing.
 
 
 class Profile(NamedTuple):
@@ -28,7 +28,7 @@ class Profile(NamedTuple):
     lower_quartile : float
         The share that three quarters of the bootstrap's draws reach.
     probabilities : Tensor
-        ``[n, C]``: of the right classes, by the setting and temperature that explain best.
+        ``[n, C]``: those of the right classes, in the likeliest setting and temperature.
     """
 
     noise: float
@@ -45,11 +45,12 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
               (1 - \varepsilon) p_{i y_i} + \frac{\varepsilon}{C - 1} (1 - p_{i y_i})\right),
               \qquad p_i = \mathrm{softmax}(z_{is} / \tau)
 
-    with :math:`z_{is}` the logits of example i by a model that was not trained on it, in setting s.
-    Settings and temperature :math:`\tau` are in the profile because a model's overconfidence would
-    pass for wrong labels otherwise. The interval is the middle 90 % of 200 bootstrap draws
-    of examples. Shares are those of :data:`GRID`, 0.6 at most, below 0.95 (C - 1) / C: where more
-    labels are wrong, this largest one is estimated.
+    with :math:`y_i` the label of example i, C the number of classes, and :math:`z_{is}` the logits
+    of example i by a model that was not trained on it, in setting s. The likelihood is maximised
+    over settings and temperatures :math:`\tau`, too, because a model's overconfidence would pass
+    for wrong labels otherwise. The interval is the middle 90 % of 200 bootstrap draws of examples,
+    widened to the estimate where that lies outside. Shares are those of :data:`GRID`, at most 0.6
+    and below 0.95 (C - 1) / C: if more labels are wrong, the estimate is the largest of them.
 
     Parameters
     ----------
@@ -61,11 +62,12 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
         Draws the bootstrap's examples, on the CPU.
     """
     count, num_classes = logits.shape[1:]
-    logits = logits.cpu().double()  # In this order: not every device has float64.
+    logits = logits.cpu().double()  # First to the CPU: not every device has float64.
     labels = labels.cpu()
     of_label = _log_p_of_label(logits, labels)
     draws = torch.randint(count, (DRAWS, count), generator=generator)
-    weights = torch.stack([draw.bincount(minlength=count) for draw in draws]).double()  # [B, n]
+    # [B, n]: how often each draw has each example.
+    weights = torch.stack([draw.bincount(minlength=count) for draw in draws]).double()
 
     most = MOST_OF_RANGE * (num_classes - 1) / num_classes
     shares = [share for share in GRID if share < most]
@@ -99,8 +101,8 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
 def _log_p_of_label(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the logarithm of each label's probability, ``[settings * temperatures, n]``.
 
-    Those of all classes are there for one temperature at a time: of a thousand classes, all of
-    them together would take gigabytes.
+    The probabilities of all classes are computed for one temperature at a time: with a thousand
+    classes, those for all temperatures would take gigabytes.
     """
     places = labels.expand(logits.shape[:2])[..., None]  # [settings, n, 1]
     by_temperature = []
@@ -117,11 +119,11 @@ class Suspect:
     Attributes
     ----------
     index : int
-        Its place in the held-out set, from 0.
+        Its index in the held-out set, from 0.
     given, likely : int
-        Its label, and the class that models find.
+        Its label, and the class that models predict.
     probability : float
-        Of that class, in [0, 1].
+        The models' probability of the predicted class, in [0, 1].
     """
 
     index: int
@@ -131,13 +133,15 @@ class Suspect:
 
 
 def find_suspects(probabilities: Tensor, labels: Tensor, most: int) -> list[Suspect]:
-    r"""Return the examples that are confidently of another class than their label's.
+    r"""Return the examples that models confidently predict as another class than their label.
 
     .. math:: \hat y_i = \arg\max_{k:\; p_{ik} \ge t_k} p_{ik}, \qquad
               t_k = \frac{1}{|\{i: y_i = k\}|} \sum_{i:\; y_i = k} p_{ik}
 
-    Who has no such class is none of them. They are ordered by :math:`p_{i \hat y_i} - p_{i y_i}`,
-    the largest first.
+    with :math:`t_k` the mean probability of class k among the examples that are labelled k. The
+    suspects are the examples with :math:`\hat y_i \ne y_i`; an example that has no class k with
+    :math:`p_{ik} \ge t_k` is none. They are ordered by :math:`p_{i \hat y_i} - p_{i y_i}`, the
+    largest first.
 
     Parameters
     ----------
@@ -146,7 +150,7 @@ def find_suspects(probabilities: Tensor, labels: Tensor, most: int) -> list[Susp
     labels : Tensor
         ``[n]``: y.
     most : int
-        So many are returned at most: a model's own errors look alike.
+        At most so many are returned, since a model's own errors look just like wrong labels.
 
     References
     ----------

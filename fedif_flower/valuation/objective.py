@@ -1,6 +1,6 @@
 """What a model is judged by on one batch: a loss, and accuracy or a score of the user's own.
 
-A mean over many batches weighs each by what the mean of its loss divides by.
+In a mean over many batches, the weight of a batch is what its own mean loss divides by.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Some of the held-out examples, how many, and what the mean of their losses divides by.
+    """Some of the held-out examples, how many count, and what the mean of their losses divides by.
 
-    ``skipped``: how many examples lie before it in the data and in no batch that is kept.
+    ``skipped`` is how many examples before this batch lie in batches that are not kept, since no
+    example in them counts.
     """
 
     content: Any
@@ -47,11 +48,14 @@ class Batch(NamedTuple):
 
 
 class Objective:
-    """``batch_loss(model, batch)`` on batches of any kind; ``call`` names it, for errors."""
+    """A loss ``batch_loss(model, batch)`` on batches of any kind, and scores.
+
+    ``call`` is how error messages name the loss, ``metrics`` are the names of loss and scores.
+    """
 
     call = "batch_loss(model, batch)"
     class_mean: ClassMean | None = None  # How the loss takes its mean, if that is known.
-    ignored: int | None = None  # The target that stands for no answer, if there is one.
+    ignored: int | None = None  # The target that the loss ignores, if there is one.
     known_metrics: tuple[str, ...] = ("loss",)
 
     def __init__(
@@ -62,26 +66,26 @@ class Objective:
         self.metrics: frozenset[str] = frozenset((*self.known_metrics, *self.scores))
 
     def check(self, batch: Any) -> None:
-        """Accept everything: only ``batch_loss`` knows what a batch is."""
+        """Accept any batch: only ``batch_loss`` knows its structure."""
 
     def check_with(self, model: nn.Module, batch: Any) -> None:
-        """Accept everything: only ``batch_loss`` knows what a batch is."""
+        """Accept any batch: only ``batch_loss`` knows its structure."""
 
     def known_size(self, batch: Any) -> BatchSize | None:  # noqa: ARG002
-        """Return nothing: ``batch_loss`` tells it with the loss."""
+        """Return ``None``: ``batch_loss`` returns the size together with the loss."""
         return None
 
     def counted_size(self, batch: Any) -> BatchSize | None:
-        """Return what :meth:`known_size` does, with the examples that the loss counts alone.
+        """Return :meth:`known_size`, in which only examples of classes with a weight are counted.
 
-        One whose class weighs nothing has a target, and is not counted.
+        An example whose class weighs 0 has a target, but does not count in the loss.
         """
         return self.known_size(batch)
 
     def counts(self, targets: Tensor) -> Tensor:
-        """Tell which examples have a target that counts, for targets ``[n, ...]``: ``[n]`` bool.
+        """Return which examples of targets ``[n, ...]`` count in the loss: ``[n]`` bool.
 
-        All do where it is not known how the loss takes its mean.
+        All examples do if it is not known how the loss takes its mean.
         """
         if self.class_mean is None:
             return torch.ones(len(targets), dtype=torch.bool, device=targets.device)
@@ -95,7 +99,7 @@ class Objective:
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
     ) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over the batch, and its size unless that is known."""
+        """Return the mean loss over the batch, and the batch's size, or ``size`` if given."""
         answer = self.loss_fn(model, batch)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise ValuationError(
@@ -112,15 +116,16 @@ class Objective:
         return loss, size
 
     def batch_with_size(self, model: nn.Module, content: Any, *, tried: bool = True) -> Batch:
-        """Return a batch with its size, which the loss tells where it is not known.
+        """Return a batch with its size. If the size is not known, the loss is computed to get it.
 
-        With ``tried=False`` the loss is taken in any case: it has not yet been tried on the batch.
-        Of one that has been, the size alone counts: the model may have diverged since.
+        With ``tried=False`` the loss is computed in any case, since it has not yet been tried on
+        these examples, and must not be NaN. With ``tried=True`` it may be NaN: the model may have
+        diverged since, and only the size is needed.
 
         Raises
         ------
         ValuationError
-            If the loss is NaN, although the size is not 0, on a batch that has not been tried.
+            If ``tried`` is false and the loss is NaN although the size is not 0.
         """
         size = self.known_size(content) if tried else None
         if size is None:
@@ -137,11 +142,14 @@ class Objective:
         return model, batch
 
     def functions(self) -> dict[str, Callable[..., Any]]:
-        """Return the function of each metric; no score can take the loss's name."""
+        """Return the function of each metric. A score named "loss" does not replace the loss."""
         return {**self.scores, "loss": self.loss}
 
     def metric_figures(self, arguments: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
-        """Return each metric's figure, for accuracy the number of right answers; NaN: undefined."""
+        """Return each metric's figure; NaN for a metric that is not defined.
+
+        The figure of the accuracy is the number of right answers in the batch.
+        """
         return _figures(self.functions(), metrics, arguments)
 
 
@@ -172,11 +180,11 @@ class PairObjective(Objective):
             raise single_example_error(batch, "its targets have no first dimension")
 
     def check_with(self, model: nn.Module, batch: Any) -> None:
-        """Raise ValuationError if a model takes the batch for an example, as of a list of these.
+        """Raise ValuationError if the batch is a single example, as in a list of examples.
 
-        Batches may be laid out in any way. So one is refused only where its inputs are a vector
-        ``[f]`` of floats, of another length than its targets and outputs, and the model gives for
-        two of them, ``[2, f]``, twice what it gives for them.
+        Batches may be laid out in any way. So a batch is refused only if its inputs are a vector
+        ``[f]`` of floats, its targets have another length, and the model takes these inputs for one
+        example (:func:`~fedif_flower.valuation.batch_form.takes_two`).
         """
         if is_of_two_lengths(batch) and takes_two(model, batch[0]):
             raise single_example_error(batch, "the model takes two of its inputs for two examples")
@@ -188,7 +196,7 @@ class PairObjective(Objective):
         return loss
 
     def known_size(self, batch: Any) -> BatchSize:
-        """Return the number of targets that are not ignored, and the sum of their weights."""
+        """Return how many examples have a target that is not ignored, and targets' weights."""
         targets = batch[-1]
         if self.class_mean is not None and _are_labelled(targets):
             return self.class_mean.size(targets)
@@ -196,7 +204,7 @@ class PairObjective(Objective):
         return BatchSize(count, count)
 
     def counted_size(self, batch: Any) -> BatchSize:
-        """Return the number of targets of classes that weigh something, and their weights' sum."""
+        """Return how many examples have a target that weighs something, and targets' weights."""
         size = self.known_size(batch)
         targets = batch[-1]
         if self.class_mean is None or not _are_labelled(targets):
@@ -206,7 +214,7 @@ class PairObjective(Objective):
     def loss_and_size(
         self, model: nn.Module, batch: Any, size: BatchSize | None = None
     ) -> tuple[Tensor, BatchSize]:
-        """Return the mean loss over the batch, and its size unless that is known."""
+        """Return the mean loss over the batch, and the batch's size, or ``size`` if given."""
         *inputs, targets = batch
         loss = self.loss_fn(model(*inputs), targets)
         if size is None:
@@ -224,17 +232,18 @@ class PairObjective(Objective):
         return {**self.scores, "loss": self.loss_fn, "accuracy": right}
 
     def metric_figures(self, arguments: tuple[Any, Any], metrics: Sequence[str]) -> list[Tensor]:
-        """Return what the base does; NaN where a function raises on outputs that are not finite."""
+        """Return each metric's figure; all NaN if one raises because outputs are not finite."""
         try:
             return _figures(self.functions(), metrics, arguments)
-        except Exception:  # As torch's BCELoss where a model answers NaN: one client can cause it.
+        except Exception:
+            # Torch's BCELoss, for example, raises on outputs of NaN, which one client can cause.
             if all(bool(t.isfinite().all()) for t in tensors_of(arguments[0])):
                 raise
             return _figures({}, metrics, arguments)
 
 
 def _are_labelled(targets: Any) -> bool:
-    """Tell whether targets are a tensor ``[n, ...]``, of which class weights can be taken."""
+    """Tell whether targets are a tensor ``[n, ...]``, for which class weights can be looked up."""
     return isinstance(targets, Tensor) and targets.dim() > 0
 
 
@@ -244,7 +253,7 @@ def objective_of(
     scores: Mapping[str, ScoreFunction] | None = None,
     noise: float | Tensor = 0.0,
 ) -> Objective:
-    """Return what judges by ``batch_loss``, else by ``loss_fn``, else by cross-entropy.
+    """Return the objective with the loss ``batch_loss``, else ``loss_fn``, else cross-entropy.
 
     Parameters
     ----------
@@ -255,7 +264,7 @@ def objective_of(
     scores : mapping of str to callable, optional
         Metrics beside the loss, by name.
     noise : float or Tensor
-        The share of wrong labels for which a cross-entropy is corrected, or their chances
+        The share of wrong labels for which a cross-entropy is corrected, or the chances of labels
         ``[C, C]`` (see :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). Other losses
         stay as they are, which the log says.
 
@@ -272,15 +281,16 @@ def objective_of(
     else:
         objective = PairObjective(loss_fn or functional.cross_entropy, scores)
     if not is_noise(noise):
-        return objective  # A loss that allows for wrong labels by itself stays as it is.
+        return objective  # A loss_fn that is already corrected stays corrected.
     return corrected_objective(objective, noise)
 
 
 def corrected_objective(objective: Objective, noise: float | Tensor) -> Objective:
-    """Return the same objective whose loss allows for a share of wrong labels.
+    """Return the same objective with a loss that is corrected for wrong labels.
 
-    Accuracy and scores stay as they are. So does a loss that is no cross-entropy of torch, which
-    the log says. ``noise`` is as :func:`objective_of` takes it.
+    An earlier correction is replaced; with a noise of 0 it is removed. Accuracy and scores stay as
+    they are. So does a loss that is not torch's cross-entropy, with a warning in the log. ``noise``
+    is as :func:`objective_of` takes it.
     """
     if not isinstance(objective, PairObjective) or objective.class_mean is None:
         if is_noise(noise):
@@ -301,9 +311,10 @@ def corrected_objective(objective: Objective, noise: float | Tensor) -> Objectiv
 
 
 def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:
-    """Return how many answers are right; NaN unless ``[n, classes]`` meet integers ``[n]``.
+    """Return how many outputs ``[n, classes]`` are right about the integer targets ``[n]``.
 
-    No answer to the target ``ignored`` is right, nor is one without a class (:func:`are_right`).
+    It is NaN for outputs and targets of any other form. An output for the target ``ignored`` is not
+    right, nor is one that predicts no class (:func:`are_right`).
     """
     labels = class_labels((targets,))
     if labels is None or not isinstance(outputs, Tensor) or outputs.dim() != 2:
@@ -311,16 +322,16 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
     if outputs.shape[1] < 2:  # One number for each example chooses no class.
         return torch.tensor(torch.nan)
     right = are_right(outputs, labels)
-    if ignored is not None and ignored >= 0:  # No answer is negative.
+    if ignored is not None and ignored >= 0:  # No class is negative: nothing to leave out then.
         right &= labels != ignored
     return right.sum().float()
 
 
 def are_right(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Tell which answers ``[n, classes]`` are the labels' ``[n]``: ``[n]`` bool.
+    """Return which outputs ``[n, classes]`` predict the label ``[n]``: ``[n]`` bool.
 
-    An answer is the class with the largest number. Where that is infinite or NaN, as in every row
-    with a NaN, no class is chosen: else a model that has diverged would be right about class 0.
+    The predicted class has the largest output. If that is infinite or NaN, as in every row with a
+    NaN, no class is predicted: else a model that has diverged would be right about class 0.
     """
     largest, answers = outputs.max(dim=1)
     return (answers == labels) & largest.isfinite()
@@ -340,7 +351,7 @@ def _figures(
 
 
 def as_figure(value: Any) -> Tensor:
-    """Return a user's number as a tensor; a Python float keeps all of its digits."""
+    """Return a user's number as a tensor, a Python float as float64, which keeps its digits."""
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return torch.as_tensor(value)
