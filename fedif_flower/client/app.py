@@ -1,7 +1,8 @@
 """The ClientApp: it answers questions about its node, and trains the models it is sent.
 
 Outside a simulation Flower starts a process for each message, and importing PyTorch takes long. So
-functions import what they need, and only those that train import PyTorch.
+functions import what they need when they are called: a message that a part answers without PyTorch
+does not wait for it.
 """
 
 from __future__ import annotations

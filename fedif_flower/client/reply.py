@@ -105,7 +105,7 @@ def train_round(message: Message, context: Context, task: Task | None = None) ->
         require_method_fit(method, task, data, config.local_method)
         warn_of_classes(settings, data, context)
         model = _received_model(task, arrays, config.device)
-        loaded = bfloat16_arrays(model)
+        loaded = bfloat16_arrays(model)  # Before training, for the change that is sent.
         data = poisoned_data(task, model, data, acting, ids, server_round)
         local = _local_round(message, config, method, model, data, method_memory)
         term = method.term(local)

@@ -152,6 +152,7 @@ def train_on(
     """
     keep_freed_memory()
     term = term or LocalTerm()
+    # The first draw, before those of the epochs: it seeds dropout.
     seed = int(torch.randint(2**62, (), generator=generator))
     sgd = FlatSGD(
         trainable_parameters(model),

@@ -46,7 +46,7 @@ class UnpackedUpdate(NamedTuple):
     Attributes
     ----------
     squared_norm : float
-        Of the update over trainable parameters.
+        Squared Euclidean norm of the update over trainable parameters.
     counters : dict of str to Tensor
         All integer arrays of the client's model, by their names in the record.
     advances : dict of str to int
@@ -75,7 +75,7 @@ class ParameterLayout:
     constants : mapping of str to ndarray
         Arrays that nobody may change: complex ones, and buffers with infinite values.
     tied : mapping of str to str
-        Second names of arrays that the record has twice, and their first names.
+        First names, by second names, of arrays that the record has twice.
     called : mapping of str to str
         Names in the server's own model, by names in the record, where the two differ.
     """

@@ -194,9 +194,10 @@ def _counting_less(reply: ClientRecords, key: str, maximum: float, note: str) ->
 
 
 def scalar(records: RecordDict, name: str) -> float | None:
-    """Return a client's first metric of that name, if it is one number, not a list.
+    """Return the first number that a client reports under a name; ``None`` if there is none.
 
-    Underscores in the client's own names count as hyphens: ``train_loss`` is ``train-loss``.
+    Lists of numbers do not count. Underscores in the client's names stand for hyphens:
+    ``train_loss`` is ``train-loss``.
     """
     for key, value in _metrics_in(records):
         if key.replace("_", "-") == name and isinstance(value, int | float):
@@ -248,7 +249,7 @@ def screen_evaluations(
             if reply.has_error():
                 raise ReplyError(f"client error {reply.error.code}: {reason_of(reply.error)}")
             screened[node_id] = screen_records(reply.content, limits)
-        except Exception as error:  # nothing a client sends may stop the server
+        except Exception as error:  # Nothing that a client sends may stop the server.
             logger.warning("evaluation of node %d refused: %s", node_id, printable(error))
     accepted = [screened[node_id] for node_id in asked if node_id in screened]
     return [bounded.records for bounded in bound_examples(accepted, limits)]
@@ -281,7 +282,7 @@ def _num_examples(records: Iterable[object], limits: ReplyLimits) -> float:
 
 
 def _whole(value: float) -> float:
-    """Return ``value`` as an int where it is a whole number."""
+    """Return a whole number as an int, and any other as it is."""
     whole = int(value)
     return whole if value == whole else value
 
@@ -289,7 +290,10 @@ def _whole(value: float) -> float:
 def _credible(
     record: MetricRecord, weighted_by_key: str, max_seconds: float, notes: list[str]
 ) -> MetricRecord:
-    """Return a record's metrics without NaN and impossible values; add those to ``notes``."""
+    """Return a record's metrics without NaN and impossible values, which ``notes`` then name.
+
+    All names become printable, except ``weighted_by_key``.
+    """
     credible = MetricRecord()
     for name, value in record.items():
         shown = name
@@ -335,7 +339,7 @@ def aggregate_metrics(
         return None
     try:
         return aggregate(list(records), weighted_by_key)
-    except Exception as error:  # metrics are the clients' words: they must not stop a run
+    except Exception as error:  # Clients choose what they report: it must not stop a run.
         reason = printable(with_place(error))
         logger.warning("the clients' metrics could not be aggregated: %s", reason)
         return None

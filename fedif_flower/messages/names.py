@@ -31,7 +31,7 @@ def names_in_model(names: Names | None, arrays: Iterable[str]) -> dict[str, str]
     ----------
     names : mapping of str to str, or callable, optional
         From a name in the record to the name in the model. An array that a mapping leaves out has
-        the same name in both. With ``None`` all arrays have.
+        the same name in both. ``None``: all arrays have.
     arrays : iterable of str
         The names in the record.
 

@@ -445,8 +445,8 @@ class Attendance:
     """Remembers which nodes were online and when they answered, and logs who comes and goes."""
 
     def __init__(self) -> None:
-        self._labels: dict[int, str] = {}
-        self._online: set[int] | None = None
+        self._labels: dict[int, str] = {}  # The names of all nodes that were ever online.
+        self._online: set[int] | None = None  # The nodes that the last look found.
         self._seen: dict[int, float] = {}  # When each node was last found online.
         self._answered: dict[int, float] = {}  # When each node's last reply came.
 

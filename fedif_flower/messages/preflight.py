@@ -84,14 +84,14 @@ def read_findings(content: RecordDict) -> tuple[list[Finding], float | None]:
 def seconds_ahead(member: tuple[float, float], server: tuple[float, float]) -> float:
     """Return how far a member's clock is ahead of the server's, in seconds; negative if behind.
 
-    Neither clock's time at the common moment is known exactly, only an interval that holds it. The
-    result is the gap between the two intervals, and 0 where they overlap.
+    What each clock showed at one common moment is known only as an interval. The result is the gap
+    between the two intervals, and 0 if they overlap.
 
     Parameters
     ----------
     member, server : tuple of float
-        First and last possible time of each clock at the moment, in seconds since 1970. Where
-        the time is known exactly, both are equal.
+        Earliest and latest time that the clock may have shown, in seconds since 1970. Both are
+        equal if the time is known exactly.
     """
     if member[0] > server[1]:
         return member[0] - server[1]

@@ -248,6 +248,7 @@ def _discount(
     """Shorten a late reply's update in its row by its factor; return the reply with a note."""
     workspace.updates[row].mul_(question.factor)
     buffer_update = workspace.buffer_updates[row]  # [b]
+    # Measure the change of buffers from other buffers than those sent, see Asked.buffers.
     if question.buffers is not None:
         buffer_update.add_(question.received.buffers - question.buffers)
     buffer_update.mul_(question.factor)

@@ -43,7 +43,7 @@ class AcceptedReply:
     reported : ClientRecords
         What the reply holds beside arrays, screened.
     squared_norm : float
-        Of the update over trainable parameters.
+        Squared Euclidean norm of the update over trainable parameters.
     counters : mapping of str to Tensor
         The integer arrays of the client's model, by name.
     advances : mapping of str to int

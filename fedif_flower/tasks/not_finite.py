@@ -113,7 +113,7 @@ def _of_one(example: Any) -> NotFinite:
 
 
 def _floating(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors of a structure: only these can hold NaN."""
+    """Return the floating-point tensors of a structure: integers are always finite."""
     return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
 
 
