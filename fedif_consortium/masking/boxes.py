@@ -1,9 +1,14 @@
-"""What passes between server and member in a masked run: terms, a masked vector, and a box.
+"""What server and member exchange in a masked round: terms, a masked vector, and a box.
 
-A box tells the keeper, through the server, what the server cannot read. It has a header in clear
-(run, round, node, length and SHA-256 of the masked vector, what the member was sent, who signs),
-the seed sealed for the keeper's public key, and the member's signature of both. It is sealed with
-HPKE (RFC 9180) and the header as its info, so nobody can put a seed under another header.
+A *box* is a message from a member to the keeper, which the server passes on and cannot read. It has
+
+- a header in clear: run, round, node, length and SHA-256 of the masked vector, hashes of what the
+  member was sent, and the signer;
+- the seed of the mask, sealed for the keeper's public key;
+- the member's signature of both.
+
+The seed is sealed with HPKE (RFC 9180), with the header as its info. So nobody can put the seed
+under another header.
 """
 
 from __future__ import annotations
@@ -28,34 +33,35 @@ from fedif_consortium.masking import ring
 from fedif_consortium.masking.ring import SEED_BYTES, UPDATE_BITS, Ring
 from fedif_flower.errors import MaskingError, ReplyError
 
-TERMS_KEY = "masking"
+TERMS_KEY = "masking"  # A key of a message's config, with MaskingTerms as JSON.
 VECTOR = "masked-update"  # The one array of a masked reply, uint64 [d].
-MASK_RECORD = "mask"  # The record beside it, with the box and the length.
+MASK_RECORD = "mask"  # The record beside the array, with the two values below.
 BOX = "box"
 LENGTH = "length"
-MOST_BYTES = 512  # Of a box: more is read from nobody.
-_KIND = b"fedifbx3"
-_HEADER = struct.Struct("<8sQIQQ32s32s32s32s")
-_SIGNED = _HEADER.size + 32 + SEED_BYTES + 16  # With a point of X25519, the seed and its tag.
+MOST_BYTES = 512  # The largest box that is read.
+_KIND = b"fedifbx3"  # The first bytes of a box, which name the version of its format.
+_HEADER = struct.Struct("<8sQIQQ32s32s32s32s")  # _KIND, and the fields of BoxHeader.
+# The signed bytes: the header, HPKE's public key (a point of X25519), the sealed seed, and its tag.
+_SIGNED = _HEADER.size + 32 + SEED_BYTES + 16
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
 
 class MaskingTerms(BaseModel):
-    """How a round's updates are masked.
+    """How members mask a round's updates, as the server tells them.
 
     Attributes
     ----------
     run : int
-        The run as the keeper knows it, drawn anew for each process of a run.
+        The run's id at the keeper, which each process of a run draws anew.
     server_round : int
         The round.
     keys : list of str
-        The trained parameters, in the order of the vector [d].
+        The names of the trained parameters, in the order of the vector ``[d]``.
     max_length : float
-        Longer updates are shortened to it; infinite: none is.
+        Members shorten longer updates to this length; infinite: no update is shortened.
     trial_secret : str
-        Of a trial run, in hex: what all its keys are made of. Empty where there is a keeper, whose
-        key is in each member's own node config.
+        In a trial run, the secret in hex from which all keys are made. Empty if there is a real
+        keeper, whose key is in each member's own node config.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
@@ -67,42 +73,48 @@ class MaskingTerms(BaseModel):
 
     @property
     def mode(self) -> str:
-        """The ``masking.mode`` of a run that sends them."""
+        """The ``masking.mode`` of a run that sends these terms."""
         if self.trial_secret:
             return "trial"
         return "keeper"
 
     @classmethod
     def read(cls, config: ConfigRecord) -> MaskingTerms | None:
-        """Return what the server sent, :data:`TERMS_KEY`; ``None``: updates are not masked."""
+        """Return the terms in a message's config; ``None`` if updates are not masked.
+
+        Raises
+        ------
+        ValueError
+            If the terms are malformed.
+        """
         if TERMS_KEY not in config:
             return None
         return cls.model_validate_json(str(config[TERMS_KEY]))
 
 
 class BoxHeader(NamedTuple):
-    """What a box belongs to; in clear, and signed.
+    """The header of a box, which is in clear and signed.
 
     Attributes
     ----------
     run : int
-        The run's id, in 0 ... 2**64 - 1.
+        The run's id at the keeper, in 0 ... 2**64 - 1.
     server_round : int
-        In 1 ... 2**32 - 1.
+        The round, in 1 ... 2**32 - 1.
     node : int
         The member's node id, in 0 ... 2**64 - 1.
     length : int
-        d, the parameters of the masked vector.
+        d, the number of entries of the masked vector.
     digest : bytes
-        Its SHA-256, of 8 bytes an entry, little-endian.
+        The SHA-256 of the masked vector, 8 bytes an entry, little-endian.
     instructions : bytes
-        SHA-256 of what the server sent, model and settings, by which the keeper sees that all
+        The SHA-256 of model and settings that the server sent. By it the keeper sees whether all
         members of a round got the same.
     model : bytes
-        SHA-256 of the parameters that the member trained from. By it the keeper sees that the
-        server asks about a model again, whatever run and round it names.
+        The SHA-256 of the parameters with which the member began to train. By it the keeper sees
+        whether the server asks about a model again, whatever run and round it names.
     signer : bytes
-        SHA-256 of the public key whose holder signed.
+        The SHA-256 of the signer's public key.
     """
 
     run: int
@@ -121,11 +133,11 @@ class MaskedUpdate(NamedTuple):
     Attributes
     ----------
     vector : ndarray
-        y, ``[d]`` of uint64: uniformly random to whoever does not know the seed.
+        y, ``[d]`` of uint64: the masked update, which is uniformly random without the seed.
     box : bytes
-        The seed, sealed for the keeper and signed.
+        The box with the seed.
     length : float
-        The length of the update as it was encoded. The server checks it against a sketch.
+        The length (L2 norm) of the encoded update. The server checks it against a sketch.
     """
 
     vector: Ring
@@ -142,25 +154,27 @@ def mask_update(
     instructions: bytes = bytes(32),
     model: bytes = bytes(32),
 ) -> MaskedUpdate:
-    r"""Mask an update with a fresh seed, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
+    r"""Mask an update u with a fresh seed s, :math:`y = q_{28}(u) + \mathrm{mask}(s)`.
+
+    See :mod:`~fedif_consortium.masking.ring` for :math:`q_{28}`, the encoding in fixed point.
 
     Parameters
     ----------
     update : ndarray
         u, ``[d]``, finite, shorter than 2**10.
     keeper : X25519PublicKey
-        The public key of the keeper whom the member trusts.
-    key : SigningKey
-        The member's own.
+        The public key of the keeper that the member trusts.
+    key : private key
+        The member's own key, which signs the box.
     terms : MaskingTerms
-        The box is bound to their run and round.
+        The round's terms; the box is bound to their run and round.
     node : int
-        The member's node; the box is bound to it.
+        The member's node id; the box is bound to it.
     instructions : bytes
-        SHA-256 of what the server sent, model and settings: the keeper opens no box of a member who
-        got another one than most. Zeros say nothing.
+        The SHA-256 of model and settings that the server sent. The keeper lets only members with
+        the most frequent value take part.
     model : bytes
-        SHA-256 of the parameters that the update was trained from.
+        The SHA-256 of the parameters with which the member began to train.
 
     Raises
     ------
@@ -169,7 +183,7 @@ def mask_update(
     """
     with np.errstate(over="ignore"):
         is_short = bool(np.linalg.norm(update) < ring.LONGEST)  # False for NaN.
-    if not is_short:  # Said without a figure: the server reads it.
+    if not is_short:  # The message has no figure of the update, since the server reads it.
         raise MaskingError(f"the update is not finite, or not shorter than {ring.LONGEST:g}")
     encoded = ring.encode(update, UPDATE_BITS)
     length = float(np.linalg.norm(ring.decode(encoded, UPDATE_BITS)))
@@ -190,7 +204,7 @@ def mask_update(
 
 
 def seal(header: BoxHeader, seed: bytes, keeper: X25519PublicKey, key: SigningKey) -> bytes:
-    """Return a seed of 32 bytes in a box for the keeper alone; ``key`` is the signer's."""
+    """Return a box with a seed of 32 bytes, sealed for the keeper and signed with ``key``."""
     packed_header = _HEADER.pack(_KIND, *header)
     sealed_seed = _SUITE.encrypt(seed, keeper, packed_header)
     content = packed_header + sealed_seed
@@ -198,12 +212,12 @@ def seal(header: BoxHeader, seed: bytes, keeper: X25519PublicKey, key: SigningKe
 
 
 def read_header(box: bytes) -> BoxHeader:
-    """Return what a box says that it belongs to, which nobody has checked yet.
+    """Return the header of a box; its signature is not checked.
 
     Raises
     ------
     ReplyError
-        If it is no box.
+        If the bytes are no box.
     """
     has_length = _SIGNED < len(box) <= MOST_BYTES
     if not has_length or not box.startswith(_KIND):
@@ -213,7 +227,7 @@ def read_header(box: bytes) -> BoxHeader:
 
 
 def header_for(box: bytes, run: int, server_round: int, node: int, length: int) -> BoxHeader:
-    """Return a box's header, or raise ReplyError: it is for another run, round, node or length."""
+    """Return a box's header; raise ReplyError if it has another run, round, node or length d."""
     header = read_header(box)
     stated = (header.run, header.server_round, header.node, header.length)
     expected = (run, server_round, node, length)
@@ -225,10 +239,19 @@ def header_for(box: bytes, run: int, server_round: int, node: int, length: int) 
 def open_box(box: bytes, member: VerifyingKey, key: X25519PrivateKey) -> bytes:
     """Return the seed in a member's box.
 
+    Parameters
+    ----------
+    box : bytes
+        The box.
+    member : public key
+        The member's key.
+    key : X25519PrivateKey
+        The keeper's key.
+
     Raises
     ------
     ReplyError
-        If the member did not sign it, or it was not sealed for this keeper.
+        If the member did not sign the box, or it was not sealed for this keeper.
     """
     names_member = read_header(box).signer == keys.key_digest(member)
     signed_content = box[:_SIGNED]
@@ -244,7 +267,10 @@ def open_box(box: bytes, member: VerifyingKey, key: X25519PrivateKey) -> bytes:
 
 
 def trial_keys(secret: str) -> tuple[X25519PrivateKey, Ed25519PrivateKey]:
-    """Return the keys of a trial run: its keeper's, and the one that all members sign with."""
+    """Return the private keys of a trial run: its keeper's, and that of all its members.
+
+    ``secret`` is 32 bytes in hex.
+    """
     secret_bytes = bytes.fromhex(secret)
     opening_key = X25519PrivateKey.from_private_bytes(secret_bytes)
     signing_key = Ed25519PrivateKey.from_private_bytes(secret_bytes)

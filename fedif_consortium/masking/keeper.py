@@ -1,9 +1,11 @@
-"""The keeper: opens boxes, keeps seeds, and answers what its policy allows. No files, no network.
+"""The keeper opens boxes, keeps seeds, and gives the answers that its policy allows.
 
-It holds m seeds of 32 bytes and the directions that it was asked about, and makes masks anew, one
-after the other, for each answer: memory is O(d), whatever the number of members. A round that is
-open lies in memory alone: it ends with the keeper's process, and the next one goes on. What counts
-beyond a round is what the log says was answered.
+It holds m seeds of 32 bytes and the few vectors that it was asked about. For each answer it makes
+the masks anew, one after the other, so that it needs O(d) memory for any number of members. A round
+that is open is only in memory: if the keeper's process ends, the round is lost, and the run goes on
+with the next one. Counts that outlive a round follow from the answers in the log.
+
+This module uses no files and no network, see :mod:`~fedif_consortium.masking.keeper_service`.
 """
 
 from __future__ import annotations
@@ -35,39 +37,40 @@ from fedif_flower.words import listed
 
 MOST_PARAMETERS = 200_000_000
 MOST_MEMBERS = 10_000
-MOST_REASONS = 3  # In a refusal; the log has all.
-# It protects nobody, so a round that failed may be done again.
+MOST_REASONS = 3  # The most reasons in a refusal; the log has all.
+# A trial protects nobody. So its limits are wide, and a round that failed may be done again.
 TRIAL_POLICY = KeeperPolicy(
     least_members=2, largest_share=1.0, least_effective_members=1.0, sums_of_a_model=1000
 )
 
 
 class _Travels(BaseModel):
-    """What is sent to a keeper, or by it, as JSON."""
+    """A message to a keeper or from it, which travels as JSON."""
 
     model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class RoundBoxes(_Travels):
-    """A round's boxes by node id; ``length`` is d."""
+    """A round's boxes by node id, and the number d of its model's parameters as ``length``."""
 
     length: int = Field(ge=1, le=MOST_PARAMETERS)
     boxes: dict[int, bytes] = Field(max_length=MOST_MEMBERS)
 
 
 class OpenedRound(_Travels):
-    """Whose boxes the keeper opened, and the sketches of their masks.
+    """The keeper's answer when it has opened a round's boxes.
 
     Attributes
     ----------
     nodes : tuple of int
-        Node ids, in the order of all later answers' rows.
+        The node ids of the m members whose boxes it opened. All later answers have this order.
     refused : dict of int to str
-        By node id, why a box was not opened.
+        By node id, why the keeper leaves a member out.
     seed : bytes
-        The keeper's own for :class:`~fedif_consortium.masking.ring.SignSketch`; it never changes.
+        The seed of :class:`~fedif_consortium.masking.ring.SignSketch`. A keeper always has the
+        same.
     packed : bytes
-        The sketches.
+        The sketches of the masks, see :attr:`sketches`.
     """
 
     nodes: tuple[int, ...]
@@ -77,7 +80,7 @@ class OpenedRound(_Travels):
 
     @property
     def sketches(self) -> Ring:
-        """The masks' sketches, ``[m, k]``."""
+        """The sketches ``[m, k]`` of the masks."""
         return ring.to_ring(self.packed).reshape(len(self.nodes), -1)
 
 
@@ -90,18 +93,18 @@ class KeptRound:
     place : (int, int)
         Run and round.
     seeds : mapping of str to bytes
-        The members' secrets by their names, in the order of all answers.
+        The seeds of the masks by the members' names, in the order of all answers.
     models : mapping of str to bytes
-        By name, the hash of the model that each trained from.
+        By the members' names, the hash of the model from which each began to train.
     sketch : SignSketch
-        Sketches vectors of the round's length.
+        The sketch for vectors of the round's length d.
     vectors : list of ndarray
-        ``[d]`` each, the vectors that the server asked about, without what the sketch tells of
-        them.
+        ``[d]`` each: the vectors for which the server asked products, without their parts in the
+        span of the sketch's sums.
     lengths : list of float
-        Their lengths, with what the sketch tells.
+        The lengths of the whole vectors.
     is_summed : bool
-        Whether its one sum was asked for.
+        Whether the round's one sum was answered.
     """
 
     place: tuple[int, int]
@@ -113,13 +116,13 @@ class KeptRound:
     is_summed: bool = False
 
     def masks(self) -> Iterator[Ring]:
-        """Make the members' masks ``[d]``, one after the other."""
+        """Yield the members' masks ``[d]``, which are made one after the other to save memory."""
         for seed in self.seeds.values():
             yield mask_of(seed, self.sketch.length)
 
 
 class _OpenedBox(NamedTuple):
-    """A box that the keeper opened: who sent it, what it is bound to, and the mask's seed."""
+    """An opened box: the node that sent it, its header, and the seed of the mask."""
 
     node: int
     header: BoxHeader
@@ -127,27 +130,27 @@ class _OpenedBox(NamedTuple):
 
 
 class Keeper:
-    """Answers a server. Not for several threads at a time.
+    """Answers a server's questions about masks. It is not safe for threads.
 
-    Every method raises KeeperError where there is no answer, or the policy forbids it.
+    Every method raises KeeperError if the question makes no sense, or the policy forbids an answer.
 
     Parameters
     ----------
     policy : KeeperPolicy
-        What it answers at most.
+        The limits of its answers.
     members : mapping of str to public key
-        Those it knows, by names of its own. A server that could invent members could subtract
-        them.
+        The members that it knows, by names of its own. If the server could invent members, it
+        could subtract their updates from a sum.
     key : X25519PrivateKey
         Opens boxes.
     log : ChainedLog, optional
-        Gets a line before each answer and each refusal. Where it cannot, nothing is answered, and
-        nothing has changed.
+        Gets a line before each answer and each refusal. If the line cannot be written, the keeper
+        does not answer, and its state does not change.
     past : iterable of mapping
-        The lines that the log has already, of an earlier keeper of the same key.
+        The log's entries so far, which earlier processes of this keeper wrote.
     """
 
-    trial_secret = ""  # What all keys are made of, in a trial.
+    trial_secret = ""  # In a trial, the secret from which all keys are made.
 
     def __init__(
         self,
@@ -160,12 +163,14 @@ class Keeper:
         self.policy = policy
         self._key = key
         self._members = {key_digest(public): (name, public) for name, public in members.items()}
-        # Always the same sums: a model that is trained again tells no others of an update.
+        # The sketch always has the same sums. With other sums each time, a server could have a
+        # model trained again, and would learn more numbers about the same update.
         self._sign_seed = hmac.digest(key.private_bytes_raw(), b"fedif-flower signs 2", "sha256")
-        self._round: KeptRound | None = None  # The one that is open.
+        self._round: KeptRound | None = None  # The round that is open.
         self.log = log or ChainedLog()
         self._last_rounds: dict[int, int] = {}  # By run, the last round that was opened.
-        # Counted by what the server cannot invent: a member's key, a model's hash, our own day.
+        # The keys are things that the server cannot invent: a member that signs, the hash of its
+        # model, and the day by the keeper's clock. The values are counts.
         self._vectors_of_day: Counter[tuple[str, str]] = Counter()  # By member and day.
         self._sums_of_model: Counter[tuple[str, str]] = Counter()  # By member and model.
         for entry in past:
@@ -173,22 +178,31 @@ class Keeper:
 
     @property
     def length(self) -> int:
-        """The parameters d of the round that is open; 0 if none is."""
+        """The number d of parameters of the round that is open; 0 if none is open."""
         return 0 if self._round is None else self._round.sketch.length
 
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
     ) -> OpenedRound:
-        """Open a round's boxes, by node id, all at once; ``length`` is d.
+        """Open all boxes of a round at once; the round that was open before ends.
 
-        A round is opened once, and rounds of a run only in rising order. It ends the last one,
-        whichever run that was of.
+        A round is opened once, and the rounds of a run only in rising order.
+
+        Parameters
+        ----------
+        run, server_round : int
+            Run and round.
+        length : int
+            The number d of parameters.
+        boxes : mapping of int to bytes
+            The boxes by node id.
         """
         with self._logged("open", run, server_round) as entry:
             last = self._last_rounds.get(run, 0)
             request = f"round {server_round} of run {run} after round {last}"
             allow(server_round > last, "a round is opened once", request)
             opened, refused = self._open_boxes(run, server_round, length, boxes)
+            # Leave out these members before the count, so that they hide nobody in the sum.
             for name in _told_unlike_most(opened):
                 node = opened.pop(name).node
                 refused[node] = "the member got another model or other settings than most"
@@ -204,7 +218,7 @@ class Keeper:
             )
             sketches = np.array([new_round.sketch.of(mask) for mask in new_round.masks()])
             entry["answer"] = ring.digest(sketches).hex()
-        # Only now that the log has the answer: what cannot be logged changes nothing.
+        # After the log: if its line cannot be written, nothing changes.
         self._round = new_round
         return OpenedRound(
             nodes=tuple(box.node for box in opened.values()),
@@ -216,7 +230,7 @@ class Keeper:
     def _open_boxes(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
     ) -> tuple[dict[str, _OpenedBox], dict[int, str]]:
-        """Return the boxes that could be opened, by member, and why others could not, by node."""
+        """Return the opened boxes by the members' names, and why others are refused by node id."""
         opened: dict[str, _OpenedBox] = {}
         refused: dict[int, str] = {}
         for node, box in boxes.items():
@@ -232,14 +246,15 @@ class Keeper:
         return opened, refused
 
     def products(self, run: int, server_round: int, vector: Ring) -> Ring:
-        """Return the masks' products ``[m]`` with a vector ``[d]``."""
+        """Return the inner products ``[m]`` of the masks with a vector ``[d]``, rounded."""
         with self._logged("products", run, server_round) as entry:
             current = self._require_open(run, server_round)
             entry["vectors"] = [ring.digest(vector).hex()]
             entry["members"] = list(current.seeds)
             signed_vector = vector.view(np.int64).astype(np.float64)
             norm = float(np.linalg.norm(signed_vector))
-            # A longer one would wrap, and a combination modulo 2**64 could be what none is without.
+            # Products with longer vectors could wrap around. A combination of such products modulo
+            # 2**64 could tell what no combination of true products tells.
             longest = 2.0**ring.VECTOR_BITS + math.sqrt(self.length)
             allow(norm <= longest, "a vector has a length of 1 at most", "a longer one")
             vectors = [*current.vectors, current.sketch.without(signed_vector)]
@@ -250,20 +265,23 @@ class Keeper:
             self.policy.check_known(most_vectors + 1, self.length)
             answer = ring.rounded(ring.products(vector, current.masks()))
             entry["answer"] = ring.digest(answer).hex()
-        # Only now that the log has the answer: what cannot be logged changes nothing.
+        # After the log: if its line cannot be written, nothing changes.
         current.vectors = vectors
         current.lengths = lengths
         return answer
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
-        """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
+        """Return the sum ``[d]`` of the masks times weights ``[m]``, rounded; a round has one sum.
+
+        ``weights`` are as :func:`~fedif_consortium.masking.ring.encode_weights` returns them.
+        """
         with self._logged("sum", run, server_round) as entry:
             current = self._require_open(run, server_round)
             allow(len(weights) == len(current.seeds), "a weight for each member", str(len(weights)))
             entry["weights"] = weights.tolist()
             self.policy.check_weights(weights, list(current.seeds))
             allow(not current.is_summed, "a round has one sum", "two")
-            models = {}  # Of the members who are in the sum.
+            models = {}  # The hashes of the models of the members in the sum, by name.
             for (name, model), weight in zip(current.models.items(), weights, strict=True):
                 if weight:
                     models[name] = model.hex()
@@ -281,12 +299,15 @@ class Keeper:
         """Delete the seeds of the round that is open; return the log's last hash, in hex."""
         if self._round is not None:
             with self._logged("close", *self._round.place):
-                pass  # There is nothing to compute.
+                pass  # Only the line in the log is needed.
             self._round = None
         return self.log.head
 
     def _require_members(self, count: int, refused: Mapping[int, str]) -> None:
-        """Raise KeeperError unless a round has enough members, with why boxes were not opened."""
+        """Raise KeeperError unless a round has enough members.
+
+        The message has the first reasons why others were refused.
+        """
         try:
             self.policy.check_members(count)
         except KeeperError as error:
@@ -297,19 +318,19 @@ class Keeper:
             raise KeeperError(f"{error}; not opened: {not_opened}") from error
 
     def _member(self, header: BoxHeader) -> tuple[str, VerifyingKey]:
-        """Return the name and the key of who says that a box is its own."""
+        """Return name and key of the member that a box names as its signer, or raise ReplyError."""
         if header.signer not in self._members:
             raise ReplyError("the keeper knows no member with this key")
         return self._members[header.signer]
 
     def _require_open(self, run: int, server_round: int) -> KeptRound:
-        """Return the round that is open, or raise KeeperError where it is another one."""
+        """Return the open round; raise KeeperError unless it is this round of this run."""
         if self._round is None or self._round.place != (run, server_round):
             raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
         return self._round
 
     def _count(self, entry: Mapping[str, Any]) -> None:
-        """Remember what a line of the log says was answered."""
+        """Count the answer in a line of the log, if the line has one."""
         asked = entry["asked"]
         if "answer" not in entry:
             return
@@ -324,7 +345,11 @@ class Keeper:
 
     @contextmanager
     def _logged(self, asked: str, run: int, server_round: int) -> Iterator[dict[str, Any]]:
-        """Write what was asked into the log, with the answer's digest or why there is none."""
+        """Write a line into the log when the block ends, and count its answer.
+
+        The block fills the yielded entry, its ``"answer"`` last. If the block fails, the line says
+        why. If the line cannot be written, that error replaces the answer.
+        """
         entry: dict[str, Any] = {"asked": asked, "run": run, "round": server_round}
         entry["time"] = round(time.time(), 3)
         try:
@@ -338,10 +363,10 @@ class Keeper:
 
 
 def _told_unlike_most(opened: Mapping[str, _OpenedBox]) -> list[str]:
-    """Return the names of members who got another model or other settings than most.
+    """Return the names of the members that got another model or other settings than most.
 
-    Why they cannot stay: a member who alone got a model that can be trained would be alone in the
-    sum.
+    These members are left out. Otherwise a server could send one member a model that can be
+    trained, and all others a model that gives no update. The sum would then be this one's update.
     """
     counts = Counter(box.header.instructions for box in opened.values())
     if not counts:
@@ -351,12 +376,12 @@ def _told_unlike_most(opened: Mapping[str, _OpenedBox]) -> list[str]:
 
 
 def _day(entry: Mapping[str, Any]) -> str:
-    """Return the day, in UTC, on which a line was written by this keeper's clock."""
+    """Return the day in UTC, by the keeper's clock, on which a line of the log was written."""
     return f"{datetime.fromtimestamp(entry['time'], UTC):%F}"
 
 
 class TrialKeeper(Keeper):
-    """A keeper in the server's own process, whose members have one key between them."""
+    """A keeper in the server's own process, for trials; all members share one key."""
 
     def __init__(self) -> None:
         self.trial_secret = secrets.token_hex(32)

@@ -1,4 +1,4 @@
-"""A keeper elsewhere, asked over HTTPS."""
+"""The server asks a keeper on another host over HTTPS."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ from fedif_flower.foreign import read_whole, refused_as
 from fedif_flower.messages.text import printable
 
 CONNECT_SECONDS = 5.0
-FIRST_SECONDS = 30.0  # For the policy, which a run asks for before it starts.
-PAUSE = 0.5  # Between two tries, seconds.
-MOST_TEXT = 2**20  # Bytes of an answer that is no numbers.
-MOST_REASON = 600  # Letters of a refusal that are shown: it names nodes, with a reason for each.
+# How long to wait for the keeper's policy, for which a run asks before it starts.
+FIRST_SECONDS = 30.0
+PAUSE = 0.5  # Seconds between two tries.
+MOST_TEXT = 2**20  # The most bytes of an answer that is not an array of numbers.
+# The most characters of a refusal that are shown. A refusal may name nodes with their reasons.
+MOST_REASON = 600
 UNREADABLE = "the keeper's answer is not readable"
 
 
 def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str) -> ssl.SSLContext:
-    """Return a TLS context that believes the holder of one certificate alone.
+    """Return a TLS context that trusts the holder of one certificate, and nobody else.
 
-    Not whoever else that certificate's authority certifies.
+    Other holders of certificates of the same authority are not trusted.
 
     Parameters
     ----------
     protocol : int
         ``ssl.PROTOCOL_TLS_CLIENT`` or ``ssl.PROTOCOL_TLS_SERVER``.
     trusted : str
-        Path of that certificate.
+        The path of the other side's certificate, which is trusted.
     certificate, key : str
-        Paths of one's own certificate, and of its private key.
+        The paths of one's own certificate, and of its private key.
     keys : str
-        Names of the settings that set the three, for errors.
+        The names of the settings that set the three paths, for error messages.
 
     Raises
     ------
@@ -48,6 +50,7 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     """
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # With this flag, the trusted certificate is enough by itself, without its authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED
     trusted_path, certificate_path, key_path = (
@@ -57,30 +60,32 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
         with refused_as(ConfigError, f"{keys}: {path} cannot be read"):
             read_whole(Path(path))
     paths = f"{trusted_path}, {certificate_path}, {key_path}"
-    with refused_as(ConfigError, f"{keys} = {paths}"):  # SSLErrors name no file.
+    with refused_as(ConfigError, f"{keys} = {paths}"):  # An SSLError does not name the file.
         context.load_verify_locations(trusted_path)
         context.load_cert_chain(certificate_path, key_path)
     return context
 
 
 class HttpKeeper:
-    """Asks a :class:`~fedif_consortium.masking.keeper.Keeper` at an address.
+    """Asks a :class:`~fedif_consortium.masking.keeper.Keeper` at a URL.
 
-    As long as nobody answers at the address, it asks again.
+    It tries again while no connection to the keeper can be made. All methods raise KeeperError if
+    the keeper refuses, does not answer in time, or gives a malformed answer.
 
     Parameters
     ----------
     url : str
-        Where the keeper is.
+        The keeper's URL.
     context : SSLContext
-        As :func:`trusting` returns it.
+        The TLS context that :func:`trusting` returns.
     seconds : float
         How long one answer may take, with all tries, > 0.
 
     Attributes
     ----------
     on_answer : callable
-        Called with what was asked and the seconds that the answer took, with all tries.
+        Called after each answer with the kind of question, and the seconds that the answer took
+        with all tries.
     """
 
     trial_secret = ""
@@ -89,16 +94,16 @@ class HttpKeeper:
         self.url = url.rstrip("/")
         self._seconds = seconds
         self.on_answer: Callable[[str, float], object] = lambda *_: None
-        # Each request has a connection of its own: none was closed meanwhile by a keeper at rest.
+        # Each request makes a new connection, since the keeper may close one that is idle.
         limits = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.Client(verify=context, trust_env=False, limits=limits)
-        # Of the round that was opened here: every answer's length is known before it comes.
+        # The sizes of the open round, by which the length of each answer is checked.
         self._num_members = 0  # m
         self._num_params = 0  # d
 
     @cached_property
     def policy(self) -> KeeperPolicy:
-        """The keeper's limits."""
+        """The keeper's policy, which is asked for once."""
         body = self._ask("policy/0/0", seconds=min(self._seconds, FIRST_SECONDS))
         with refused_as(KeeperError, UNREADABLE):
             return KeeperPolicy.model_validate_json(body)
@@ -106,7 +111,7 @@ class HttpKeeper:
     def open_round(
         self, run: int, server_round: int, length: int, boxes: Mapping[int, bytes]
     ) -> OpenedRound:
-        """Hand in a round's boxes by node id, all at once; ``length`` is d."""
+        """Hand in all boxes of a round, by node id; ``length`` is the number d of parameters."""
         size = self.policy.sketch_for(length)
         most_bytes = MOST_TEXT + 16 * len(boxes) * size
         with refused_as(KeeperError, UNREADABLE):
@@ -123,19 +128,19 @@ class HttpKeeper:
         return opened
 
     def products(self, run: int, server_round: int, vector: Ring) -> Ring:
-        """Return the masks' products ``[m]`` with a vector ``[d]``."""
+        """Return the inner products ``[m]`` of the masks with a vector ``[d]``, rounded."""
         return self._ask_for_ring(f"products/{run}/{server_round}", vector, self._num_members)
 
     def weighted_sum(self, run: int, server_round: int, weights: Ring) -> Ring:
-        """Return the sum ``[d]`` of the masks times weights ``[m]``; a round has one."""
+        """Return the sum ``[d]`` of the masks times weights ``[m]``, rounded; a round has one."""
         return self._ask_for_ring(f"sum/{run}/{server_round}", weights, self._num_params)
 
     def close(self) -> str:
-        """Let the keeper delete the last round's seeds; return its log's last hash, in hex."""
+        """Have the keeper delete the open round's seeds; return its log's last hash, in hex."""
         return printable(self._ask("close/0/0").decode(errors="replace"))
 
     def _ask_for_ring(self, path: str, question: Ring, count: int) -> Ring:
-        """Return an answer of so many numbers."""
+        """Return an answer of exactly ``count`` numbers."""
         num_bytes = 8 * count
         body = self._ask(path, to_bytes(question), num_bytes)
         if len(body) != num_bytes:
@@ -145,7 +150,19 @@ class HttpKeeper:
     def _ask(
         self, path: str, body: bytes = b"", most_bytes: int = 0, seconds: float | None = None
     ) -> bytes:
-        """Return the body of an answer, of at most so many bytes; ask until somebody is there."""
+        """Return the body of an answer; try again while no connection can be made.
+
+        Parameters
+        ----------
+        path : str
+            The question, the run and the round.
+        body : bytes
+            The request's body.
+        most_bytes : int
+            The most bytes of an answer; :data:`MOST_TEXT` are always allowed.
+        seconds : float, optional
+            How long the answer may take; ``None``: as long as any answer.
+        """
         began = time.monotonic()
         end = began + (seconds or self._seconds)
         while True:
@@ -165,7 +182,10 @@ class HttpKeeper:
         return answer
 
     def _ask_once(self, path: str, body: bytes, most_bytes: int, end: float) -> bytes:
-        """Return the body of an answer that has come by ``end``, on the monotonic clock."""
+        """Return the body of an answer to one request; ``end`` is its deadline (monotonic clock).
+
+        The body has at most ``most_bytes``.
+        """
         seconds_left = max(0.01, end - time.monotonic())
         limits = httpx.Timeout(seconds_left, connect=min(seconds_left, CONNECT_SECONDS))
         url = f"{self.url}/{path}"
@@ -175,7 +195,7 @@ class HttpKeeper:
                 content += piece
                 if len(content) > most_bytes:
                     raise KeeperError(f"the keeper's answer is longer than {most_bytes} bytes")
-                # httpx limits each piece's time, not their sum.
+                # httpx limits the time for each piece, but not for all pieces together.
                 if time.monotonic() > end:
                     raise KeeperError(f"the keeper at {self.url} is too slow")
         if response.status_code == 200:
@@ -185,7 +205,7 @@ class HttpKeeper:
 
 
 def _is_absent(error: httpx.TransportError) -> bool:
-    """Return whether nobody was there; who shows a wrong certificate is there."""
+    """Return whether no connection could be made, for another reason than a wrong certificate."""
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return False
     return isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)

@@ -1,8 +1,9 @@
-"""The keeper as a service: its file, its folder, and HTTPS for one client, the federation's server.
+"""The keeper as a service: its file, its folder, and HTTPS for its one client, the server.
 
-The server shows its certificate during the handshake of TLS; the keeper's file pins it. Nobody else
-gets as far as a request. A request states its length, which has a bound, before it is read. The
-keeper works on one after the other, and its memory is O(d), whatever the number of members.
+The server shows a certificate in the TLS handshake, and the keeper accepts only the certificate
+that its file names. So nobody else can send a request. The length of a request is checked before
+its body is read. The keeper answers requests one after the other, and needs O(d) memory for any
+number of members.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ from fedif_flower.settings import Settings, require_known, setting, take_section
 from fedif_flower.storage import require_private, write_atomically, write_private
 
 logger = logging.getLogger(__name__)
-MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # In JSON.
+MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # The most bytes of a round's boxes as JSON.
+# The settings that are paths.
 _FILES = ("state", "certificate", "certificate_key", "server_certificate")
 
 
 class KeeperSettings(Settings):
-    """Where a keeper's service listens, and its files; paths are relative to the keeper's file."""
+    """The address of a keeper's service, and its files; paths are relative to the keeper's file."""
 
     address: Address = an_address("Where it listens.", "0.0.0.0:9443")
     state: str = setting("keeper-state", "Folder of its key and its log; made if it is not there.")
@@ -63,7 +65,7 @@ class KeeperSettings(Settings):
 
 
 class KeeperConfig(NamedTuple):
-    """A keeper's file, read: paths are absolute, and members' keys have the file's names."""
+    """The content of a keeper's file: settings with absolute paths, members' keys, and policy."""
 
     settings: KeeperSettings
     members: Mapping[str, VerifyingKey]
@@ -71,15 +73,16 @@ class KeeperConfig(NamedTuple):
 
 
 def read_keeper_config(path: Path) -> KeeperConfig:
-    """Read a keeper's file.
+    """Return the content of a keeper's file.
 
-    ``[members]`` has a file with a public key for each member, and ``[policy]`` the keys of
+    ``[members]`` names a file with a public key for each member, and ``[policy]`` has the keys of
     :class:`~fedif_consortium.masking.policy.KeeperPolicy`.
 
     Raises
     ------
     ConfigError
-        Naming the file, the key, and what is allowed.
+        If a key or a value is not allowed, or a member's key cannot be read. The message names the
+        file, the key, and what is allowed.
     """
     content = read_toml(path)
     folder = path.parent.absolute()
@@ -107,15 +110,18 @@ def read_keeper_config(path: Path) -> KeeperConfig:
 
 
 def keeper_key(folder: Path) -> X25519PrivateKey:
-    """Return the key in a keeper's folder that opens boxes; folder and key are made if not there.
+    """Return the key that opens boxes, from a keeper's folder; make folder and key if missing.
 
-    Its public half, which members need, is in ``box-key.pub``; the rest is the owner's alone. Seeds
-    are not written: a keeper that ends in the middle of a round fails that round.
+    The public half, which members need, is written to ``box-key.pub``. Only the owner can read the
+    key itself. Seeds are never written, so that a round fails if the keeper ends before it is over.
 
     Raises
     ------
     ConfigError
-        If its file has something else, others may read it, or it was lost.
+        If the file holds no key, other users may read it, or it is missing and the folder shows
+        that there was one.
+    StorageError
+        If a file cannot be written.
     """
     path = folder / "box-key"
     if not path.exists():
@@ -131,7 +137,7 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
 
 
 def _require_none_lost(folder: Path) -> None:
-    """Raise ConfigError where a folder has what was made with a key, and no key."""
+    """Raise ConfigError if a folder without a key has files of a keeper: its key was lost."""
     left = [name for name in ("box-key.pub", "log.txt") if (folder / name).exists()]
     if left:
         names = " and ".join(left)
@@ -142,12 +148,12 @@ def _require_none_lost(folder: Path) -> None:
 
 
 def make_keeper(config: KeeperConfig) -> Keeper:
-    """Return a keeper with what its folder remembers.
+    """Return a keeper with the key, the log and the counts in its folder.
 
     Raises
     ------
     FedIFError
-        If a file is not what a keeper wrote.
+        If a file is damaged, or cannot be read or written.
     """
     folder = Path(config.settings.state)
     key = keeper_key(folder)
@@ -158,11 +164,11 @@ def make_keeper(config: KeeperConfig) -> Keeper:
 
 
 def keeper_app(keeper: Keeper) -> Starlette:
-    """Return an application that lets a keeper answer; while it works, nothing else is read."""
+    """Return a web application in which a keeper answers one request after the other."""
 
     async def ask(request: Request) -> Response:
         most_bytes = max(MOST_BOXES, 8 * keeper.length)
-        # The parser cuts a body at its stated length, if nothing else frames it.
+        # Without chunks, the HTTP parser reads no more of a body than its stated length.
         length = request.headers.get("content-length", "")
         is_in_chunks = "transfer-encoding" in request.headers
         if is_in_chunks or not length.isdecimal() or int(length) > most_bytes:
@@ -171,7 +177,7 @@ def keeper_app(keeper: Keeper) -> Starlette:
         return Response(answer_request(keeper, body, **request.path_params))
 
     async def refused(_: Request, error: Exception) -> Response:
-        if not isinstance(error, KeeperError):  # It may be the keeper's own fault.
+        if not isinstance(error, KeeperError):  # No refusal: the keeper itself may be at fault.
             logger.warning("The keeper could not answer: %s", error)
         return PlainTextResponse(str(error), 409, headers={"connection": "close"})
 
@@ -188,12 +194,23 @@ def keeper_app(keeper: Keeper) -> Starlette:
 def answer_request(
     keeper: Keeper, body: bytes, question: str, run: int, server_round: int
 ) -> bytes:
-    """Return a keeper's answer as it travels.
+    """Return a keeper's answer to a request, as bytes.
+
+    Parameters
+    ----------
+    keeper : Keeper
+        The keeper.
+    body : bytes
+        The request's body: JSON to open a round, elements of the ring for products and the sum.
+    question : str
+        ``policy``, ``open``, ``products``, ``sum`` or ``close``.
+    run, server_round : int
+        Run and round; ``policy`` and ``close`` do not need them.
 
     Raises
     ------
     KeeperError
-        If the keeper refuses, or the request is none.
+        If the keeper refuses, or the request is malformed.
     """
     with refused_as(KeeperError, "the request is not readable"):
         if question == "policy":
@@ -214,12 +231,12 @@ def answer_request(
 
 
 def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Server, socket.socket]:
-    """Return a server of a keeper, for whoever has the certificate of its one client.
+    """Return a keeper's HTTPS server, which accepts one client's certificate, and its socket.
 
     Raises
     ------
     ConfigError
-        If a certificate cannot be used, others may read its key, or the address is not free.
+        If a certificate cannot be used, other users may read its key, or the address is not free.
     """
     host, port = split_address(settings.address)
     config = uvicorn.Config(app, http="h11", ws="none", log_level="warning")
@@ -239,12 +256,12 @@ def keeper_server(app: Starlette, settings: KeeperSettings) -> tuple[uvicorn.Ser
 
 
 def serve(config: KeeperConfig) -> None:
-    """Serve a keeper until the process is told to end.
+    """Run a keeper's service until the process is told to end.
 
     Raises
     ------
     FedIFError
-        If it cannot begin.
+        If the service cannot start.
     """
     folder = Path(config.settings.state)
     with hold_folder(folder, "keeper"):

@@ -1,4 +1,4 @@
-"""A member's side of masked rounds: its update leaves it under a mask, whose seed is sealed."""
+"""The member's side of masked rounds: it masks its update, and seals the seed for the keeper."""
 
 from __future__ import annotations
 
@@ -34,31 +34,31 @@ from fedif_flower.messages.preflight import Finding
 from fedif_flower.tasks.modules import tied_names, trainable_names
 from fedif_flower.tasks.task import Task
 
-MASKING_KEY = "masking-mode"  # In a run's instructions.
+MASKING_KEY = "masking-mode"  # A key of a run's instructions to members.
 
 
 class MaskedReplies(ClientPart):
-    """The update leaves under a mask where the run, or the node itself, wants it so."""
+    """Masks updates in masked runs, and refuses runs that the node's config does not allow."""
 
     def mods(self, task: Task | None) -> Sequence[Mod]:
-        """Return what masks a reply."""
+        """Return the mod that masks replies."""
         return [partial(masked_round, task=task)]
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:
-        """Return whether the run is masked as the node wants it."""
+        """Return a finding that fails unless the run is masked as the node's config demands."""
         mode = str(settings.get(MASKING_KEY, "off"))
         return [tried("masking", lambda: check_masking(node, mode))]
 
 
 def check_masking(node: NodeConfig, mode: str) -> str:
-    """Return whose keeper a run of this ``masking.mode`` has, where that is as the node wants it.
+    """Return words for how a run of this ``masking.mode`` is masked.
 
-    A node that names a keeper sends nothing that this keeper does not guard.
+    A node whose config names a keeper sends updates only under masks for this keeper.
 
     Raises
     ------
     ConfigError
-        If the run is masked and the node names no keeper, or the other way.
+        If ``mode`` is ``"keeper"`` and the node names no keeper, or the other way round.
     """
     names_keeper = node.keeper_key is not None
     needs_keeper = mode == "keeper"
@@ -74,13 +74,13 @@ def check_masking(node: NodeConfig, mode: str) -> str:
 def masked_round(
     message: Message, context: Context, call_next: ClientAppCallable, task: Task | None
 ) -> Message:
-    """Train, and mask what is sent, where the run is masked.
+    """Train, and mask the update if the run is masked.
 
     Raises
     ------
     ConfigError
-        If the run is not masked as the node wants it, if more than the update would leave, or if
-        the server does not let the member train honestly and by SGD alone.
+        If the run is not masked as the node's config demands, more than the update would leave, or
+        the run has another local method than SGD or an attack.
     MaskingError
         If the update is not finite, or too long.
     """
@@ -97,7 +97,7 @@ def masked_round(
     _require_plain_training(config, task, terms)
 
     arrays = cast(ArrayRecord, received["arrays"])
-    # Before anything that trains can change what came.
+    # Before training, which could change the arrays that came.
     instructions = content_hash(received)
     reply = call_next(message, context)
     unmasked = reply.content.keys() - {"metrics", "arrays"}
@@ -121,7 +121,7 @@ def masked_round(
 
 
 def _keys_for(terms: MaskingTerms, node: NodeConfig) -> tuple[X25519PublicKey, SigningKey]:
-    """Return the keeper's public key and the key that the member signs with."""
+    """Return the keeper's public key, and the private key with which the member signs."""
     if node.keeper_key is None:
         opening_key, members_key = boxes.trial_keys(terms.trial_secret)
         return opening_key.public_key(), members_key
@@ -131,10 +131,11 @@ def _keys_for(terms: MaskingTerms, node: NodeConfig) -> tuple[X25519PublicKey, S
 
 
 def _require_plain_training(config: ClientConfig, task: Task, terms: MaskingTerms) -> None:
-    """Raise ConfigError unless the member trains honestly, and by SGD alone.
+    """Raise ConfigError unless the member trains by SGD alone and, but for a trial, honestly.
 
     A local method may send more than the update, or remember rounds in which members got other
-    models. An attack is some members' alone, and what those send may be known.
+    models. With an attack, the server may know the updates of some members, and could take them
+    out of the sum.
     """
     is_plain = type(build_local_method(config, task, config.seed)) is LocalMethod
     require(is_plain, "local-method", config.local_method, "'sgd' in masked rounds")
@@ -143,9 +144,9 @@ def _require_plain_training(config: ClientConfig, task: Task, terms: MaskingTerm
 
 
 def content_hash(received: RecordDict) -> bytes:
-    """Return the SHA-256 of all that a server sent but receipts.
+    """Return the SHA-256 of all that a server sent, without receipts.
 
-    Those are each member's own, and nothing that trains reads them.
+    Receipts differ from member to member, and training does not read them.
     """
     content = hashlib.sha256()
     for name, record in sorted(received.items()):
@@ -162,21 +163,31 @@ def content_hash(received: RecordDict) -> bytes:
 
 
 def model_hash(received: ArrayRecord, terms: MaskingTerms) -> bytes:
-    """Return the SHA-256 of the parameters that a member trains from, and of nothing else."""
+    """Return the SHA-256 of the trained parameters that a member received, and of nothing else."""
     return arrays_digest((name, view_array(received[name])) for name in terms.keys)
 
 
 def trained_update(
     received: ArrayRecord, trained: ArrayRecord, model: nn.Module, terms: MaskingTerms
 ) -> NDArray[np.floating]:
-    """Return what training changed of the parameters, ``[d]``, no longer than the terms allow.
+    """Return the update ``[d]`` of the trained parameters, shortened to ``terms.max_length``.
+
+    Parameters
+    ----------
+    received, trained : ArrayRecord
+        The model before and after training.
+    model : torch.nn.Module
+        The client's model, which says which parameters are trained.
+    terms : MaskingTerms
+        The round's terms.
 
     Raises
     ------
     ConfigError
-        If it changed something else, or the terms name other parameters.
+        If training changed other arrays, or the terms name other parameters than the model trains.
     """
-    # One named twice would have two places in the vector; another order, other sums in a sketch.
+    # A parameter that is named twice would be twice in the vector. In another order, the sketch
+    # would have other sums, and so tell more about the same update.
     if terms.keys != trainable_names(model):
         raise ConfigError(
             "masking: the server names other parameters than this client's model trains"

@@ -1,16 +1,20 @@
-r"""What a server takes in and computes of a round whose updates it does not see.
+r"""The server's side of masked rounds: it scores and sums updates that it does not see.
 
-It asks the keeper for the same of the masks, takes that away, and believes neither members nor
-keeper unchecked. Sketches, products and the sum are linear in the masks, so the keeper's answers
-have to agree, up to what it rounds:
+The server computes sketches, products and the sum on the masked updates. The keeper computes the
+same on the masks, and the server subtracts the keeper's answers. It checks both members and keeper.
+
+**The keeper.** Sketches (Sk), products with a vector :math:`\hat g`, and the sum
+:math:`M = \sum_i W_i \mathrm{mask}_i` with weights :math:`W_i` are linear in the masks. So the
+keeper's answers have to agree, up to its rounding:
 :math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
-:math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle` for its sum
-M. False answers that agree are as if a member had sent another update, of the length that it
-stated: the server cannot tell them apart, the member itself can.
+:math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle`. False
+answers that agree look as if a member had sent another update of the stated length. The server
+cannot notice these, only the member itself can.
 
-A member that found a vector whose sketch is short by chance cannot use it: a product is bounded by
-:math:`\lvert \langle u_i, g \rangle \rvert \le \lVert u_i \rVert \lVert g \rVert`, and the step by
-:math:`\lVert \sum_i a_i u_i \rVert \le \sum_i a_i \lVert u_i \rVert`.
+**Members.** A member may find a long vector :math:`u_i` whose sketch is short by chance. It gains
+nothing, since products and step are bounded by the stated lengths:
+:math:`\lvert \langle u_i, g \rangle \rvert \le \lVert u_i \rVert \lVert g \rVert`, and
+:math:`\lVert \sum_i a_i u_i \rVert \le \sum_i a_i \lVert u_i \rVert` for coefficients :math:`a_i`.
 """
 
 from __future__ import annotations
@@ -39,16 +43,20 @@ from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
-# An honest member whose update is spread over many entries is refused once in some million rounds;
-# of updates that lie in a few entries, one in some hundred.
+# How far a stated length may be from that of its sketch, in standard errors of the sketch. An
+# honest member is refused once in some million rounds if its update is spread over many entries,
+# and once in some hundred if it lies in few entries.
 STANDARD_ERRORS = 5.0
-ROUNDING = 1e-4  # Of a bound: what encoding may add to it.
-# Of the sum's rounding, as its masks are random: an honest one is beyond it once in 1e31 sums.
+ROUNDING = 1e-4  # Encoding may exceed a bound by this part of it.
+# The bound for the rounding of the keeper's sum. In a sketch it is multiplied by the root of the
+# number of entries in a bucket, and in a product by the vector's length. Masks are random, so an
+# honest sum exceeds the bound once in 1e31 sums.
 _DEVIATIONS = 6.0 * 2.0**ROUNDED_BITS
-_PRODUCT_DEVIATIONS = 8.0  # As those of a product in floating point are bounded by.
-# A step's rounding, in parts of the updates' length, above which a run is warned.
+# The bound of a product's rounding, in standard deviations; the same as in floating point.
+_PRODUCT_DEVIATIONS = 8.0
+# A warning is logged if a step's rounding is larger than this part of the updates' length.
 _MUCH_ROUNDING = 1e-3
-# A keeper's answer says nothing of less than this, of a product with a vector of length 1/2 to 1.
+# The unit to which the keeper rounds products with a vector of length 1/2 to 1.
 _LEAST_PRODUCT = 2.0 ** (ROUNDED_BITS - UPDATE_BITS - VECTOR_BITS)
 
 
@@ -58,11 +66,11 @@ class MaskedWorkspace(Workspace):
     Parameters
     ----------
     layout : ParameterLayout
-        The model's.
-    keeper : AnyKeeper
-        Answers for the masks.
+        The layout of the model's arrays.
+    keeper : Keeper or HttpKeeper
+        The keeper of the masks.
     terms : MaskingTerms
-        What members are told.
+        The run's terms, which members are told with each round's number.
     """
 
     def __init__(
@@ -74,12 +82,13 @@ class MaskedWorkspace(Workspace):
         self._place = (terms.run, 0)  # Run and round.
         self._spec = ArraySpec.of(boxes.VECTOR, np.empty(layout.num_params, np.uint64))
         self._vectors: Ring = np.empty((0, layout.num_params), np.uint64)  # [m, d]
-        self._boxes: dict[int, bytes] = {}  # By row.
-        self._opened_rows: list[int] = []  # In the order of the keeper's answers.
+        self._boxes: dict[int, bytes] = {}  # The boxes by row.
+        # The rows of the members whose boxes were opened, in the order of the keeper's answers.
+        self._opened_rows: list[int] = []
         self._opened: MaskedRound | KeeperError
 
     def instruct(self, config: ConfigRecord, server_round: int) -> None:
-        """Send the round's terms."""
+        """Add the round's terms of masking to the config that members are sent."""
         self._place = (self._terms.run, server_round)
         terms = self._terms.model_copy(update={"server_round": server_round})
         config[boxes.TERMS_KEY] = terms.model_dump_json()
@@ -87,16 +96,16 @@ class MaskedWorkspace(Workspace):
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; the last round's replies are forgotten."""
         if rows > len(self._vectors):
-            # They may lie on the disk: to whoever reads it afterwards, they are random numbers.
+            # Rows may lie in a file on the disk. They are masked, so they give nothing away there.
             room = empty_rows(rows, self.layout.num_params, torch.int64)
             self._vectors = room.numpy().view(np.uint64)
-        self.updates = torch.empty(rows, 0, dtype=self.layout.dtype)  # There is none to be seen.
+        self.updates = torch.empty(rows, 0, dtype=self.layout.dtype)  # No update is seen.
         self.buffer_updates = torch.zeros(rows, self.layout.num_buffers, dtype=self.layout.dtype)
         self._boxes = {}
         self._opened = KeeperError("the keeper has opened no box")
 
     def compact(self, rows: Sequence[int]) -> None:
-        """Let these rows alone count."""
+        """Keep the updates in these rows, which count; drop the others."""
         if isinstance(self._opened, MaskedRound):
             self._opened.count([self._opened_rows.index(row) for row in rows])
 
@@ -110,10 +119,13 @@ class MaskedWorkspace(Workspace):
     ) -> UnpackedUpdate:
         """Check a masked vector and its box, and keep both.
 
+        See :meth:`~fedif_flower.messages.workspace.Workspace.unpack` for the parameters.
+
         Raises
         ------
         ReplyError
-            If they are not of this run, round, node and model, or the length stated is too long.
+            If they do not belong to this run, round, node and model, or the stated length is not
+            allowed.
         """
         arrays = arrays_of(content)
         if list(arrays) != [boxes.VECTOR]:
@@ -133,7 +145,11 @@ class MaskedWorkspace(Workspace):
         return UnpackedUpdate(length**2, dict(received.counters), {})
 
     def unfit(self, accepted: Mapping[int, AcceptedReply]) -> dict[int, str]:
-        """Have the boxes opened; return whose are refused, and whose lengths are not as stated."""
+        """Have the keeper open the boxes; return, by row, why members are refused.
+
+        A member is refused if the keeper does not open its box, or its length is not as stated.
+        If the keeper opens no round, nobody is refused here; :meth:`completed` raises its error.
+        """
         rows = {reply.node.node_id: row for row, reply in accepted.items()}
         round_boxes = {node_id: self._boxes[row] for node_id, row in rows.items()}
         try:
@@ -152,7 +168,10 @@ class MaskedWorkspace(Workspace):
         return reasons
 
     def _masked_round(self, answer: OpenedRound, replies: Sequence[AcceptedReply]) -> MaskedRound:
-        """Return the updates whose boxes were opened; ``replies`` in the order of the answers."""
+        """Return the updates whose boxes were opened.
+
+        ``replies`` are theirs, in the order of the keeper's answers.
+        """
         return MaskedRound(
             self._keeper,
             self._place,
@@ -164,7 +183,7 @@ class MaskedWorkspace(Workspace):
         )
 
     def completed(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round with its products and its sum.
+        """Return the round's updates with :class:`MaskedRound`, which has their products and sum.
 
         Raises
         ------
@@ -177,24 +196,24 @@ class MaskedWorkspace(Workspace):
 
 
 class MaskedRound:
-    """The updates of one round, none of which anybody sees.
+    """The masked updates of one round, which nobody sees.
 
     Implements :class:`~fedif_flower.round.UnseenUpdates`.
 
     Parameters
     ----------
-    keeper : AnyKeeper
-        Answers for the masks.
+    keeper : Keeper or HttpKeeper
+        The keeper of the masks.
     place : (int, int)
-        Run and round, as the keeper knows them.
+        The run's id at the keeper, and the round.
     opened : OpenedRound
-        What the keeper says of the n members whose boxes it opened.
+        The keeper's answer about the n members whose boxes it opened.
     vectors : sequence of ndarray
-        ``[d]`` each, what these sent.
+        ``[d]`` of uint64 each: the masked updates of these members.
     lengths : ndarray
-        ``[n]``, the lengths of their updates, as they state them.
+        ``[n]``: the lengths of their updates, as they state them.
     labels : sequence of str
-        What they are called in errors.
+        Their names in error messages.
     dtype : torch.dtype
         The type of a step's entries.
     """
@@ -217,21 +236,24 @@ class MaskedRound:
         self.labels = labels
         self.mask_sketches = opened.sketches  # [n, k]
         self.sketch = SignSketch(opened.seed, self.mask_sketches.shape[1], len(vectors[0]))
-        # Sketches are linear: an update's is its masked vector's without its mask's.
+        # Sketches are linear: the sketch of an update is that of its masked vector, minus that of
+        # its mask.
         masked_sketches = np.array([self.sketch.of(vector) for vector in vectors])  # [n, k]
         self.sketches = ring.decode(masked_sketches - self.mask_sketches, UPDATE_BITS)
-        # Where the m members that count stand among the n, in the order of all that is [m].
+        # The positions among the n of the m members that count; all arrays [m] have this order.
         self.positions: Sequence[int] = range(len(vectors))
-        # 22 % for k = 256, 11 % for k = 1,024. A member that understates its length gains at most
-        # that in a score that is divided by it.
+        # The tolerance of stated lengths: 22 % for k = 256, 11 % for k = 1,024. A member that
+        # understates its length gains about as much in a score that is divided by the length.
         self._tolerance = STANDARD_ERRORS / float(np.sqrt(2 * self.sketch.size))
-        self._unchecked_products: list[tuple[Ring, Ring]] = []  # A vector [d], its answer [n].
-        self._mask_sum: tuple[Ring, Ring] | None = None  # The masks' sum [d], its weights [n].
+        # Vectors [d] with the keeper's answers [n], until these are compared with its sum.
+        self._unchecked_products: list[tuple[Ring, Ring]] = []
+        # The keeper's sum of the masks [d], and its weights [n].
+        self._mask_sum: tuple[Ring, Ring] | None = None
         # The weights [m] of the round's one sum, and the step [d] that it makes.
         self._step: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def count(self, positions: Sequence[int]) -> None:
-        """Leave the m members at these positions; the others do not count."""
+        """Keep the m members at these positions among the n; drop the others."""
         self.positions = positions
         self.vectors = [self.vectors[position] for position in positions]
         self.lengths = self.lengths[positions]
@@ -239,12 +261,13 @@ class MaskedRound:
         self.sketches = self.sketches[positions]
 
     def untrue(self) -> dict[int, str]:
-        """Return, by position, whose length is not the one that its sketch tells, and both lengths.
+        """Return, by position, why an update is refused whose sketch contradicts its stated length.
 
-        A vector that does not fit its seed, or that uses the ring's width, has some 1e11.
+        A vector that does not fit its seed, or that uses the ring's width, has a sketch of length
+        1e11 or so.
 
-        Why members state lengths: FedIF divides by them, and a sketch knows them to a few percent.
-        The sum of squares is not linear, so nobody can compute it on masked vectors.
+        Members state lengths because FedIF divides by them, and a sketch tells a length only to a
+        few percent. Nobody can compute it on masked vectors, since a sum of squares is not linear.
         """
         sketched = np.linalg.norm(self.sketches, axis=1)  # [m]
         is_true = np.abs(sketched - self.lengths) <= self._tolerance * self.lengths
@@ -258,20 +281,20 @@ class MaskedRound:
 
     @property
     def _longest(self) -> NDArray[np.float64]:
-        """How long, ``[m]``, the updates can be at most by their sketches."""
+        """The largest lengths ``[m]`` that the updates can have by their sketches."""
         return self.lengths * (1 + self._tolerance)
 
     def products(self, vector: Tensor) -> Tensor:
         """Return the inner products ``[m]``, float64, of the updates with a vector ``[d]``.
 
-        One that is no larger than what the keeper rounds is 0.
+        A product that is no larger than the keeper's rounding is 0.
 
         Raises
         ------
         KeeperError
-            If the keeper does not answer, or answers nonsense.
+            If the keeper does not answer, or its answer contradicts its sum.
         MaskingError
-            If a product is none that an update of its length can have; it names the member.
+            If a product is larger than the member's length allows; the message names the member.
         """
         values = vector.detach().cpu().double().numpy()
         encoded, exponent = ring.encode_vector(values)
@@ -282,7 +305,7 @@ class MaskedRound:
         products = ring.decode_products(of_masked - of_masks[self.positions], exponent)
         norm = np.linalg.norm(values)
         bounds = self._longest * norm
-        # NaN is refused too, since it compares as false.
+        # A comparison with NaN is false, so NaN is refused too.
         is_possible = np.abs(products) <= bounds + ROUNDING * (bounds + norm)
         if not is_possible.all():
             places = np.flatnonzero(~is_possible).tolist()
@@ -291,16 +314,16 @@ class MaskedRound:
                 f"a product is larger than the update allows of {enumerated(labels)}: its vector "
                 "is not what its sketch says, or the keeper's answer is false"
             )
-        # Else an update as short as that would have a direction, and a score, by rounding alone.
+        # Otherwise a very short update would get a score from rounding alone.
         products[np.abs(products) <= np.ldexp(_LEAST_PRODUCT, exponent)] = 0.0
         self._unchecked_products.append((encoded, of_masks))
         self._check_keeper()
         return torch.from_numpy(products)
 
     def product_errors(self, vector: Tensor) -> Tensor:
-        """Return how far, ``[m]`` of float64, the fixed point may move the products with a vector.
+        """Return bounds ``[m]``, float64, of the products' errors by rounding to fixed point.
 
-        It rounds each entry of an update, each entry of the vector, and the keeper's answer.
+        Each entry of an update, each entry of the vector and the keeper's answer are rounded.
         """
         length = float(torch.linalg.vector_norm(vector, dtype=torch.float64))
         _, exponent = np.frexp(length)
@@ -308,13 +331,14 @@ class MaskedRound:
         of_updates = scaled_length * 2.0**-UPDATE_BITS
         of_vector = self.lengths * 2.0**-VECTOR_BITS  # [m]
         of_answers = _LEAST_PRODUCT
-        deviation = np.sqrt((of_updates**2 + of_vector**2 + of_answers**2) / 12)  # Of uniform ones.
+        # The variance of a uniformly distributed rounding error is unit**2 / 12.
+        deviation = np.sqrt((of_updates**2 + of_vector**2 + of_answers**2) / 12)
         return torch.from_numpy(np.ldexp(_PRODUCT_DEVIATIONS * deviation, exponent))
 
     def cut(self, coefficients: Tensor) -> Tensor:
-        """Return factors ``[m]`` with which the keeper's policy allows coefficients ``[m]``.
+        """Return factors ``[m]`` that make coefficients ``[m]`` fit the keeper's policy.
 
-        Without these factors, one member with a large share would end every round.
+        Without these factors, one member with a large share would make every round fail.
         """
         weights = coefficients.detach().cpu().double().numpy()
         capped = self.keeper.policy.capped(weights)
@@ -327,12 +351,15 @@ class MaskedRound:
     def summed(self, weights: Tensor) -> Tensor:
         """Return the sum ``[d]`` of the updates times weights ``[m]``.
 
+        The keeper is asked for one sum a round. Later calls need a multiple of the first weights.
+
         Raises
         ------
         KeeperError
-            If the keeper does not answer, or its sum contradicts what it said before.
+            If the keeper does not answer, or its sum contradicts its earlier answers.
         MaskingError
-            If these weights are no multiple of the first ones, or the sum cannot be theirs.
+            If the weights are no multiple of the first ones, or the sum is longer than the updates'
+            lengths allow.
         """
         new_weights = weights.detach().cpu().double().numpy()
         if not new_weights.any():
@@ -347,7 +374,8 @@ class MaskedRound:
 
     def _ask_for_step(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Ask for the round's sum, and return the step ``[d]``."""
-        # The keeper's answers are about all n whose boxes it opened: the others weigh nothing.
+        # The keeper needs weights for all n members whose boxes it opened; those of members that do
+        # not count are 0.
         weights_of_all = np.zeros(len(self.mask_sketches))  # [n]
         weights_of_all[self.positions] = weights
         shares, total = ring.encode_weights(weights_of_all)
@@ -369,8 +397,9 @@ class MaskedRound:
         return step
 
     def _warn_of_rounding(self) -> None:
-        """Say where updates are so short that the fixed point moves the step by much."""
-        # Of the updates' mean, and of the keeper's sum: each entry by 2**-28 at most.
+        """Warn if updates are so short that rounding to fixed point changes the step by much."""
+        # Both the weighted mean of the updates and the keeper's sum are rounded, each entry by at
+        # most 2**-28 in units of the update.
         rounding = 2.0**-UPDATE_BITS * float(np.sqrt(self.sketch.length / 6))
         typical_length = float(np.median(self.lengths))
         if rounding > _MUCH_ROUNDING * typical_length:
@@ -384,9 +413,10 @@ class MaskedRound:
             )
 
     def _check_keeper(self) -> None:
-        """Raise KeeperError unless the keeper's sum agrees with what it said of each mask.
+        """Raise KeeperError unless the keeper's sum agrees with its sketches and products.
 
-        This follows each product, too: contributions are products that are asked for after the sum.
+        It is called after the sum, and after each product, since contributions are products that
+        are asked for after the sum.
         """
         if self._mask_sum is None:
             return
@@ -406,20 +436,30 @@ class MaskedRound:
         self._unchecked_products.clear()
 
     def sketched(self, basis: Tensor) -> tuple[Tensor, Tensor]:
-        """Return roughly the inner products ``[m, m]`` and the coordinates ``[m, k]``.
+        """Return estimates of the updates' inner products, and of their coordinates in a basis.
 
-        Lengths are those that members state, cosines those of the sketches. Coordinates are in an
-        orthonormal basis of the basis' sketches, so that the square of what is left of an update
-        beside its coordinates is never negative.
+        Lengths are those that members state, and cosines are those of the sketches. Coordinates are
+        taken in an orthonormal basis of the sketches of ``basis``. So the squares of an update's
+        coordinates never add up to more than the square of its length.
+
+        Parameters
+        ----------
+        basis : Tensor
+            ``[k, d]``: orthonormal vectors.
+
+        Returns
+        -------
+        Tensor, Tensor
+            ``[m, m]`` and ``[m, k]``, float64.
         """
         basis_sketches = [self._sketch_vector(row) for row in basis.cpu().double().numpy()]
         num_members = len(self.sketches)
-        # Sketches span no more directions than they have sums.
+        # Sketches span no more dimensions than they have sums; further coordinates stay 0.
         rank = min(len(basis_sketches), self.sketch.size)
         coordinates = np.zeros((num_members, len(basis_sketches)))  # [m, k]
         if rank:
             columns, triangle = np.linalg.qr(np.array(basis_sketches[:rank]).T)
-            # QR leaves each column's sign open: a column is to point where its sketch does.
+            # QR leaves the sign of each column open. Here a column points where its sketch points.
             signs = np.sign(np.diag(triangle))
             coordinates[:, :rank] = self.sketches @ (columns * signs)
         norms = np.linalg.norm(self.sketches, axis=1)  # [m]
@@ -428,11 +468,11 @@ class MaskedRound:
         return torch.from_numpy(gram), torch.from_numpy(coordinates * scale[:, None])
 
     def _sketch_vector(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sketch ``[k]`` of a vector ``[d]``, as numbers."""
+        """Return the sketch of a vector ``[d]``, decoded to numbers."""
         encoded = ring.encode(vector, VECTOR_BITS)
         return ring.decode(self.sketch.of(encoded), VECTOR_BITS)
 
 
 def _distance(left: Ring, right: Ring) -> NDArray[np.float64]:
-    """Return how far elements of the ring are apart."""
+    """Return the distances between elements of the ring, entry by entry."""
     return np.abs((left - right).view(np.int64).astype(np.float64))

@@ -1,4 +1,4 @@
-"""Masked runs, in which the server sees no update: their settings, and who keeps the masks."""
+"""The part of a run that masks updates: its settings, its intake, and its keeper of masks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from fedif_flower.strategies.fedif import FedIF
 from fedif_flower.strategies.registry import strategy_class
 
 logger = logging.getLogger(__name__)
-MOST_SECONDS = 600.0  # For one answer of the keeper.
+MOST_SECONDS = 600.0  # The longest time to wait for one answer of the keeper.
 
 
 class MaskingSettings(Settings, alias_generator=in_section("masking")):
-    """Whether the server sees updates, and who keeps the masks if it does not."""
+    """Whether updates are masked, and where the keeper of the masks is."""
 
     mode: Literal["off", "trial", "keeper"] = setting(
         "off",
@@ -78,12 +78,12 @@ class MaskingSettings(Settings, alias_generator=in_section("masking")):
 
 @dataclass(frozen=True)
 class Masking:
-    """Makes the intake of a strategy that sees no update; ``keeper`` answers for the masks."""
+    """Makes the intake of a strategy that sees no update, with the keeper of the masks."""
 
     keeper: AnyKeeper
 
     def __call__(self, settings: IntakeSettings) -> MaskedIntake:
-        """Return the intake."""
+        """Return an intake of masked replies."""
         return MaskedIntake(settings, self.keeper)
 
 
@@ -93,25 +93,25 @@ class MaskedIntake(Intake):
     Parameters
     ----------
     settings : IntakeSettings
-        How far replies are believed, and waited for.
-    keeper : AnyKeeper
-        Answers for the masks.
+        How far replies are believed, and how long they are waited for.
+    keeper : Keeper or HttpKeeper
+        The keeper of the masks.
     """
 
     is_plain = False
-    asks_once = True  # The keeper answers for a model's sums once.
+    asks_once = True  # The keeper answers for one sum of a model, so no round can be done again.
 
     def __init__(self, settings: IntakeSettings, keeper: AnyKeeper) -> None:
         super().__init__(settings)
         self._keeper = keeper
 
     def require(self, host: ScreenedStrategy, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        """Raise ConfigError if strategy or model cannot be masked, see :func:`require_maskable`."""
         require_maskable(host, initial_arrays)
         super().require(host, grid, initial_arrays)
 
     def make_workspace(self) -> MaskedWorkspace:
-        """Return room for a round's masked replies."""
+        """Return the workspace that takes in a round's masked replies."""
         layout = self.host.model.layout
         terms = MaskingTerms(
             run=secrets.randbits(63),
@@ -123,14 +123,14 @@ class MaskedIntake(Intake):
 
 
 def require_maskable(strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:
-    """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+    """Raise ConfigError if a strategy has to see updates, or a model has more than parameters."""
     obstacle = _obstacle_of(strategy) or _obstacle_in(initial_arrays)
     if obstacle:
         raise ConfigError(f"masking: {obstacle}")
 
 
 def _obstacle_of(strategy: ScreenedStrategy) -> str:
-    """Return why a strategy needs to see updates; empty: it does not."""
+    """Return why a strategy, or a part of it, has to see updates; empty if it does not."""
     if strategy.reads_updates:
         return f"{type(strategy).__name__} weighs by the updates themselves"
     reason = strategy.stages.why_updates_are_read()
@@ -149,12 +149,13 @@ def _obstacle_of(strategy: ScreenedStrategy) -> str:
 
 
 def _obstacle_in(initial_arrays: ArrayRecord) -> str:
-    """Return why a model cannot be trained in masked rounds; empty: it can."""
+    """Return why a model cannot be trained in masked rounds; empty if it can."""
     for name in initial_arrays:
         if is_statistic(name):
             return f"{name!r} is a statistic"
     for name, array in initial_arrays.items():
-        # A masked entry has 8 bytes: four times as many must not be taken for a flood.
+        # A masked entry has 8 bytes, four times as many as a float16: the server would refuse such
+        # a reply as too large.
         if array.dtype == "float16":
             return f"{name!r} is of float16"
     return ""
@@ -166,19 +167,19 @@ class MaskedRounds(RunPart):
     settings = MaskingSettings
 
     def fits(self, config: RunConfig) -> None:
-        """Raise ConfigError for accomplices, who look at each other's updates."""
+        """Raise ConfigError for an attack with accomplices, who need each other's updates."""
         mode = config.section(MaskingSettings).mode
         is_allowed = mode == "off" or not needs_collusion(config, config.seed)
         allowed = f"no accomplices with masking.mode = {mode!r}"
         require(is_allowed, "attack", config.attack, allowed)
 
     def build(self, run: RunContext) -> Built:
-        """Return who keeps the masks, and the record of what is asked.
+        """Return the intake with its keeper, and the callback that records the keeper.
 
         Raises
         ------
         ConfigError
-            If the keeper's policy refuses every round of this run, or a file cannot be used.
+            If the keeper's policy would refuse this run's rounds, or a file cannot be used.
         KeeperError
             If the keeper does not answer.
         """
@@ -205,7 +206,7 @@ class MaskedRounds(RunPart):
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:
-        """Raise ConfigError where updates, or more than parameters, would have to be seen."""
+        """Raise ConfigError if strategy or model cannot be masked, see :func:`require_maskable`."""
         if isinstance(strategy.setup.intake, Masking):
             require_maskable(strategy, model_arrays(run.loaded.model))
 
@@ -226,17 +227,18 @@ def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
 
 
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
-    """Raise ConfigError if a keeper's policy refuses a run's rounds, or its last ones.
+    """Raise ConfigError if a keeper's policy would refuse a run's rounds, or its last ones.
 
-    Rounds are held against it that close with as few replies as they may, whoever they are of.
-    What it answers in a day is held against the whole run, which may be over within one.
+    The policy's limits of a sum are checked for a round with as few replies as a round may have.
+    Its limit of a day is checked for the whole run, which may be over within one day.
     """
     strategy = strategy_class(config.strategy)
     is_fedif = strategy is not None and issubclass(strategy, FedIF)
     members = config.fewest_replies
-    # The least of FedIF's normalised scores is 0, and in the first round its member's weight.
+    # FedIF's lowest normalised score is 0. So in the first round one member has no weight.
     members_with_weight = max(members - 1, 1) if is_fedif else members
-    equal_weights, _ = encode_weights(np.ones(members_with_weight))  # None are more alike.
+    # If the policy refuses equal weights, it refuses all others too.
+    equal_weights, _ = encode_weights(np.ones(members_with_weight))
     try:
         policy.check_weights(equal_weights, ["each"] * members_with_weight)
     except KeeperError as error:
@@ -255,7 +257,7 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
 
 
 class KeeperRecord(Callback):
-    """Writes who keeps a run's masks, and where the keeper's log ended, into ``masking.json``."""
+    """Writes the keeper's name, and the last hash of its log, into ``masking.json``."""
 
     def __init__(self, file: JsonFile, keeper: AnyKeeper, name: str) -> None:
         self._file = file
@@ -263,7 +265,7 @@ class KeeperRecord(Callback):
         self._name = name
 
     def on_end(self) -> None:
-        """Let the keeper forget the last round, and write down its log's last hash."""
+        """Have the keeper delete the last round's seeds, and record its log's last hash."""
         last_hash = ""
         try:
             last_hash = self._keeper.close()

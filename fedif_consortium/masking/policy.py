@@ -1,4 +1,4 @@
-"""What a keeper answers at most: its own file's settings, which no run can change."""
+"""The keeper's policy: limits of its answers, which its own file sets and no run can change."""
 
 from __future__ import annotations
 
@@ -11,43 +11,46 @@ from fedif_consortium.masking.ring import WEIGHT_BITS, Ring, encode_weights
 from fedif_flower.errors import KeeperError
 from fedif_flower.settings import Settings, setting
 
-# As a share of a vector's length: with less than this outside of the others' span, rounding alone
-# would decide in which parameters it lies.
+# The least distance of a vector from the span of the others, as a share of its length. At a smaller
+# distance, rounding alone would decide in which parameters the difference lies.
 LEAST_DISTANCE = 2.0**-20
 
 
 class KeeperPolicy(Settings):
-    """The limits of a keeper.
+    """The limits of a keeper's answers.
 
-    Each is one line of ``[policy]`` in the keeper's file, and is named where the keeper refuses.
+    Each limit is one line of ``[policy]`` in the keeper's file. A refusal names the limit.
 
     Attributes
     ----------
     least_members : int
-        Members who must be in a round, and have weight in its sum. All of these but one, in league
-        with the server, can take their own updates out of the sum and see the one that is left.
-        Where a keeper's file does not set it, it is more than half of the members, and 3 at least.
+        The least number of members in a round, and of members with weight in its sum. If all of
+        them but one are in league with the server, they can subtract their own updates from the
+        sum, and see the update that is left. A keeper's file that does not set this limit has more
+        than half of its members, and at least 3.
     largest_share : float
         The largest share of a sum's weight that one member may have.
     least_effective_members : float
         The least effective number of members in a sum: 1 / sum of squared shares.
     vectors : int
-        Vectors of the server's choice in a round, with which every update is multiplied.
+        The most vectors in a round that the server may choose, and that are multiplied with every
+        update.
     largest_entry : float
-        The largest share of the squared length that one parameter may have in any combination of a
-        round's vectors; 1: any. A vector with a single parameter has 1.
+        The largest share of its squared length that any combination of a round's vectors may have
+        in one parameter; 1: no limit. A vector with a single parameter has 1.
     sketch_size : int
-        Random sums of each update that tell its length, k. An update of a few examples has few
-        degrees of freedom, so a sketch has no more numbers than lengths need.
+        k, the most random sums of each update, which tell its length. An update from a few examples
+        has few degrees of freedom, so a sketch has no more sums than lengths need.
     sketch_share : float
-        The largest share of the parameters, k / d, that a sketch may have.
+        The largest k / d: a sketch's sums as a share of the d parameters.
     largest_known_share : float
-        The most numbers about a member in a day, of all runs together, as a share of the
-        parameters: its sketch, which has the same sums in each round, and a product for each
-        vector. Days are the keeper's own, in UTC: the server names runs, and can name new ones.
+        The most numbers that the server may learn about a member in a day, in all runs together, as
+        a share of the d parameters. The numbers are the sketch, which has the same sums in each
+        round, and a product for each vector. A day is one in UTC by the keeper's clock. Runs are
+        not told apart, since the server could name new ones.
     sums_of_a_model : int
-        How many sums may have a member's update of the same model, whatever run it is said to be
-        of. Of two sums, one of which leaves a member out, the difference is its update.
+        The most sums with a member's update of the same model, in whatever run. If one of two such
+        sums leaves a member out, their difference is this member's update.
     """
 
     least_members: int = setting(3, "members in a round, and in its sum", ge=2)
@@ -61,15 +64,18 @@ class KeeperPolicy(Settings):
     sums_of_a_model: int = setting(1, "sums that may have an update of the same model", ge=1)
 
     def sketch_for(self, length: int) -> int:
-        """Return k for models of ``length`` parameters."""
+        """Return k, the number of a sketch's sums, for models of ``length`` parameters."""
         return max(1, min(self.sketch_size, int(self.sketch_share * length)))
 
     def check_members(self, members: int, place: str = "in the round") -> None:
-        """Raise KeeperError unless a round, or its sum, has enough members."""
+        """Raise KeeperError unless a round, or its sum, has enough members.
+
+        ``place`` says in the error which of the two is meant.
+        """
         self._allow(members >= self.least_members, "least-members", f"{members} {place}")
 
     def check_sums(self, sums: int, name: str) -> None:
-        """Raise KeeperError if a member's update of a model is in one sum too many."""
+        """Raise KeeperError if a member's update of one model would be in ``sums`` sums."""
         request = (
             f"{sums} with an update of {name} of the same model, which a run that begins anew has "
             "unless it has another seed"
@@ -77,26 +83,29 @@ class KeeperPolicy(Settings):
         self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", request)
 
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
-        r"""Raise KeeperError where a round's vectors tell too much of an update.
+        r"""Raise KeeperError if products with a round's vectors would tell too much of an update.
 
-        With an orthonormal basis Q of their span, the combination of them that has the largest
-        share of its squared length in parameter j has :math:`\ell_j = \sum_i Q_{ij}^2` there: the
-        leverage of j. A basis vector has 1, and so have two vectors that differ in one place only.
+        Let Q ``[n, d]`` be an orthonormal basis of the span of the n vectors. No combination of the
+        vectors has a larger share of its squared length in parameter j than the leverage of j,
+        :math:`\ell_j = \sum_i Q_{ij}^2`. It is 1 for a vector with one parameter alone, and for two
+        vectors that differ in one parameter alone. The leverage has to be within ``largest_entry``.
 
         Parameters
         ----------
         vectors : ndarray
-            ``[j, d]``, all of the round, without what its sketch tells: a sum of the sketch and a
-            vector that leaves one of its entries out would tell that one.
+            ``[n, d]``: all vectors of the round, without their parts in the span of the sketch's
+            sums. Otherwise the server could take a vector that is one of these sums but for one
+            entry: the difference of both answers would tell this entry of the update.
         lengths : ndarray
-            ``[j]``, with it.
+            ``[n]``: the lengths of the whole vectors.
         """
         count = len(vectors)
         self._allow(count <= self.vectors, "vectors", f"{count} vectors in the round")
         if self.largest_entry >= 1:
             return
-        basis, triangle = np.linalg.qr(vectors.T)  # [d, j], [j, j]
-        distances = np.abs(np.diag(triangle))  # [j], each from the span of the vectors before it.
+        basis, triangle = np.linalg.qr(vectors.T)  # [d, n], [n, n]
+        # [n], the distance of each vector from the span of the vectors before it.
+        distances = np.abs(np.diag(triangle))
         are_apart = bool(np.all(distances >= LEAST_DISTANCE * lengths))
         request = "a vector that differs from a combination of earlier ones by a millionth"
         self._allow(are_apart, "largest-entry", request)
@@ -106,26 +115,31 @@ class KeeperPolicy(Settings):
         self._allow(largest <= self.largest_entry, "largest-entry", request)
 
     def check_known(self, vectors: int, length: int) -> None:
-        """Raise KeeperError where a day asks for too many numbers about a member.
+        """Raise KeeperError if the server would learn too many numbers about a member in a day.
 
-        ``vectors`` are those of all its rounds, ``length`` is d.
+        Parameters
+        ----------
+        vectors : int
+            The number of vectors in all rounds of the day.
+        length : int
+            The number d of parameters.
         """
         count = self.sketch_for(length) + vectors
         request = f"{count} numbers about updates of {length} parameters in a day"
         self._allow(count <= self.largest_known_share * length, "largest-known-share", request)
 
     def check_weights(self, weights: Ring, names: Sequence[str]) -> None:
-        """Raise KeeperError unless a sum hides each of its members.
+        """Raise KeeperError unless a sum with these weights hides the update of each member.
 
         Parameters
         ----------
         weights : ndarray
-            ``[m]``, of :func:`~fedif_consortium.masking.ring.encode_weights`.
+            ``[m]``: weights that :func:`~fedif_consortium.masking.ring.encode_weights` returned.
         names : sequence of str
-            The members', for the reason.
+            The members' names, for the error message.
         """
         total = float(np.sum(weights, dtype=np.float64))
-        off = abs(total - 2**WEIGHT_BITS)  # Each is rounded by half a unit.
+        off = abs(total - 2**WEIGHT_BITS)  # Rounding moves each weight by at most half a unit.
         allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
         shares = weights / total  # [m]
         self.check_members(int(np.count_nonzero(shares)), "with weight")
@@ -134,7 +148,8 @@ class KeeperPolicy(Settings):
         self._allow(
             largest <= self.largest_share, "largest-share", f"{largest:.3g} for {names[first]}"
         )
-        # Not from the shares, which are rounded: m equal weights, whole numbers, make exactly m.
+        # Computed from the weights, which are whole numbers, so that m equal weights give exactly
+        # m. Shares are rounded.
         effective = total**2 / float(np.sum(weights.astype(np.float64) ** 2))
         self._allow(
             effective >= self.least_effective_members,
@@ -143,9 +158,10 @@ class KeeperPolicy(Settings):
         )
 
     def capped(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return weights ``[m]`` whose largest are cut to what a sum may have; their total stays.
+        """Return weights ``[m]``, the largest of them cut so that the policy allows their sum.
 
-        They are not changed where they are allowed, or where no cut helps.
+        All weights are then scaled, so that their total stays. ``weights`` itself is returned if it
+        is allowed, or if no cut helps.
         """
         if not weights.any() or self._allows(weights):
             return weights
@@ -156,9 +172,9 @@ class KeeperPolicy(Settings):
             lower = np.minimum(weights, most)
             return np.asarray(lower * (total / lower.sum()))
 
-        # Halve the interval that has the highest cut that is allowed. At its low end all members
-        # who have weight have the same.
-        low = max(weights[weights > 0].min(), total * 2.0**-64)  # So that no quotient overflows.
+        # Find the highest cut that is allowed, by halving an interval. At its low end, all members
+        # with weight have the same weight. The second bound keeps quotients from overflowing.
+        low = max(weights[weights > 0].min(), total * 2.0**-64)
         high = weights.max()
         for _ in range(50):
             middle = (low + high) / 2
@@ -180,16 +196,16 @@ class KeeperPolicy(Settings):
         return True
 
     def _allow(self, is_allowed: bool | np.bool_, key: str, request: str) -> None:
-        """Raise KeeperError, with the limit at ``key`` and the request, unless allowed."""
+        """Raise KeeperError unless allowed; the message has the limit ``key`` and the request."""
         allow(is_allowed, f"{key} = {self.to_mapping()[key]:g}", request)
 
 
 def least_for(members: int) -> int:
-    """Return ``least_members`` of a keeper that knows so many and whose file does not set it."""
+    """Return the default of ``least_members`` for a keeper that knows this many members."""
     return max(3, members // 2 + 1)
 
 
 def allow(is_allowed: bool | np.bool_, line: str, request: str) -> None:
-    """Raise KeeperError, with the policy's line and what was asked, unless allowed."""
+    """Raise KeeperError unless allowed; the message has the policy's line and the request."""
     if not is_allowed:
         raise KeeperError(f"the keeper refuses: {line}; asked: {request}")

@@ -1,15 +1,20 @@
-r"""Numbers with a fixed point in the ring of the integers modulo :math:`2^{64}`; masks, sketches.
+r"""Fixed-point numbers in the ring of integers modulo :math:`2^{64}`, masks, and sketches.
+
+A number x is encoded with f bits after the point:
 
 .. math:: q_f(x) = \operatorname{round}(2^f x) \bmod 2^{64}
 
-A sum of a number and a uniformly random one of the ring says nothing about the number. Sums and
-products of encoded numbers are exact while their true values stay within
-:math:`[-2^{63}, 2^{63})`; nothing notices one that does not. The bits after the point are chosen
-here, so that nothing that an honest member sends can get there:
+The sum of an encoded number and a uniformly random element of the ring says nothing about the
+number. Sums and products of encoded numbers are exact as long as their true values are within
+:math:`[-2^{63}, 2^{63})`. Nothing notices a value outside of it. So the bits after the point are
+chosen such that no honest member's values get there:
 
-- an update has 28 bits and a length below 2**10;
-- a vector that the server asks about is scaled to a length in [1/2, 1), and has 24;
-- weights are scaled to a sum of 1, and have 24.
+- an update has 28 bits after the point, and a length below 2**10;
+- a vector g that the server asks about is scaled to a length in [1/2, 1), and has 24 bits;
+- weights are scaled to a sum of 1, and have 24 bits.
+
+The server computes inner products and weighted sums of updates :math:`u_i` from their masked
+vectors :math:`y_i` and from the keeper's answers about the masks:
 
 .. math::
 
@@ -20,9 +25,9 @@ here, so that nothing that an honest member sends can get there:
 with :math:`\hat g = q_{24}(2^{-e} g)`, e such that :math:`2^{-e} \lVert g \rVert` is in [1/2, 1),
 a the sum of the weights and :math:`W_i = q_{24}(a_i / a)`.
 
-So by Cauchy-Schwarz an inner product is below :math:`2^{10} \cdot 2^{28 + 24} = 2^{62}`, and so is
-an entry of a weighted sum, both up to rounding, which takes less than a factor of 2 for up to
-:math:`2^{40}` parameters and :math:`2^{24}` members.
+By the Cauchy-Schwarz inequality, an inner product is below
+:math:`2^{10} \cdot 2^{28 + 24} = 2^{62}`, and so is an entry of a weighted sum. Rounding adds less
+than a factor of 2 to both for up to :math:`2^{40}` parameters and :math:`2^{24}` members.
 """
 
 from __future__ import annotations
@@ -45,23 +50,23 @@ VECTOR_BITS = 24
 WEIGHT_BITS = 24
 """Bits after the point of a weight."""
 LONGEST = 2.0**10
-"""What an update's length must stay below."""
+"""The length of an update has to be below this."""
 SEED_BYTES = 32
 ROUNDED_BITS = 24
-"""The lowest bits of a product or a sum, which a keeper leaves out."""
+"""The number of lowest bits of a product or a sum that a keeper rounds away."""
 
 
 def encode(vector: NDArray[np.floating], bits: int) -> Ring:
-    """Return numbers, of any shape, as elements of the ring with ``bits`` after the point.
+    """Return numbers of any shape as elements of the ring, with ``bits`` after the point.
 
     Raises
     ------
     MaskingError
-        If one does not fit: nothing is ever wrapped or clipped.
+        If a number is not finite or too large: none is ever wrapped or clipped.
     """
-    with np.errstate(over="ignore"):  # What is too large for float64 is so for the ring.
+    with np.errstate(over="ignore"):  # A number that overflows float64 is refused below.
         scaled = np.rint(vector.astype(np.float64) * 2.0**bits)
-    if not (np.abs(scaled) < 2.0**63).all():  # False for NaN.
+    if not (np.abs(scaled) < 2.0**63).all():  # A comparison with NaN is false.
         raise MaskingError(f"numbers are not finite, or not below 2**{63 - bits} in size")
     return scaled.astype(np.int64).view(np.uint64)
 
@@ -69,29 +74,33 @@ def encode(vector: NDArray[np.floating], bits: int) -> Ring:
 def decode(ring: Ring, bits: int) -> NDArray[np.float64]:
     """Return elements of the ring as numbers in ``[-2**(63 - bits), 2**(63 - bits))``.
 
-    The inverse of :func:`encode` up to half a unit of the last bit, and up to what float64 rounds.
+    It is the inverse of :func:`encode`, up to half a unit of the last bit and the rounding of
+    float64.
     """
     return np.multiply(ring.view(np.int64), 2.0**-bits, dtype=np.float64)
 
 
 def key_stream(seed: bytes, num_bytes: int) -> bytes:
-    """Return the key stream of ChaCha20 for a seed of 32 bytes, which is used for nothing else."""
+    """Return ``num_bytes`` of the key stream of ChaCha20 for a seed of 32 bytes.
+
+    The nonce is always zero, so a seed must be used for one purpose only.
+    """
     cipher = Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None)
     return cipher.encryptor().update(bytes(num_bytes))
 
 
 def mask_of(seed: bytes, length: int) -> Ring:
-    """Return the mask ``[length]`` of a seed of 32 bytes."""
+    """Return the mask ``[length]`` that a seed of 32 bytes stands for."""
     return to_ring(key_stream(seed, 8 * length))
 
 
 def to_bytes(ring: Ring) -> bytes:
-    """Return elements of the ring as they travel: 8 bytes each, little-endian."""
+    """Return elements of the ring as bytes: 8 bytes each, little-endian."""
     return ring.astype("<u8", copy=False).tobytes()
 
 
 def to_ring(content: bytes) -> Ring:
-    """Return the elements that :func:`to_bytes` wrote."""
+    """Return the elements of the ring that :func:`to_bytes` wrote."""
     return np.frombuffer(content, "<u8").astype(np.uint64, copy=False)
 
 
@@ -101,14 +110,18 @@ def digest(ring: Ring) -> bytes:
 
 
 def encode_vector(vector: NDArray[np.floating]) -> tuple[Ring, int]:
-    """Return a vector ``[d]`` to ask products for, scaled to a length in [1/2, 1), and e.
+    """Encode a vector ``[d]`` with which products are asked for, scaled to a length in [1/2, 1).
 
-    Its scale is the power of two 2**-e, which :func:`decode_products` takes back; e is 0 for zeros.
+    Returns
+    -------
+    ndarray of uint64, int
+        The encoded vector ``[d]``, and the exponent e of its scale 2**-e, which
+        :func:`decode_products` needs; e is 0 for zeros.
 
     Raises
     ------
     MaskingError
-        If it is not finite.
+        If the vector is not finite.
     """
     vector = vector.astype(np.float64)
     _, exponent = np.frexp(np.linalg.norm(vector))
@@ -117,22 +130,37 @@ def encode_vector(vector: NDArray[np.floating]) -> tuple[Ring, int]:
 
 
 def decode_products(difference: Ring, exponent: int) -> NDArray[np.float64]:
-    """Return the products ``[m]`` of updates with a vector from ``<y, .> - <mask, .>``."""
+    """Return the inner products ``[m]`` of updates with a vector g.
+
+    Parameters
+    ----------
+    difference : ndarray
+        ``[m]`` of uint64: the products of the masked updates with the encoded vector, minus those
+        of the masks.
+    exponent : int
+        e, which :func:`encode_vector` returned for g.
+    """
     return np.ldexp(decode(difference, UPDATE_BITS + VECTOR_BITS), exponent)
 
 
 def encode_weights(weights: NDArray[np.floating]) -> tuple[Ring, float]:
-    """Return weights as shares of their sum, in the ring, and the sum.
+    """Encode weights as shares of their sum.
 
     Parameters
     ----------
     weights : ndarray
-        ``[m]``, finite, >= 0, with a sum > 0. Each share is rounded to a multiple of 2**-24.
+        ``[m]``, finite, >= 0, with a sum > 0.
+
+    Returns
+    -------
+    ndarray of uint64, float
+        The encoded shares ``[m]``, each rounded to a multiple of 2**-24, and the sum of the
+        weights.
 
     Raises
     ------
     MaskingError
-        If they are not.
+        If the weights are not finite, one is below 0, or their sum is 0.
     """
     total = float(np.sum(weights, dtype=np.float64))
     has_sum = np.isfinite(total) and total > 0
@@ -143,31 +171,34 @@ def encode_weights(weights: NDArray[np.floating]) -> tuple[Ring, float]:
 
 
 def decode_step(difference: Ring, total: float) -> NDArray[np.float64]:
-    """Return ``sum_i a_i u_i`` ``[d]`` from ``sum_i W_i y_i - sum_i W_i mask_i``.
+    """Return the weighted sum of updates, ``sum_i a_i u_i`` ``[d]``.
 
     Parameters
     ----------
     difference : ndarray
-        ``[d]`` of uint64.
+        ``[d]`` of uint64: ``sum_i W_i y_i - sum_i W_i mask_i``, with the encoded weights W.
     total : float
-        The weights' sum, of :func:`encode_weights`.
+        The sum of the weights a, which :func:`encode_weights` returned.
     """
     return decode(difference, UPDATE_BITS + WEIGHT_BITS) * total
 
 
 def products(vector: Ring, others: Iterable[Ring]) -> Ring:
-    """Return the inner products ``[m]`` of ``[d]`` with each of m, in the ring."""
+    """Return the inner products ``[m]``, in the ring, of a vector ``[d]`` with each of m others."""
     return np.array([np.dot(vector, other) for other in others], np.uint64)
 
 
 def rounded(answers: Ring) -> Ring:
-    """Return a keeper's products, or its sum, without their lowest 24 bits, rounded.
+    """Return a keeper's products or its sum, rounded to multiples of 2**24.
 
-    These bits are 2**-28 of a vector's length, or of a sum's weights: as much as an entry of an
-    update is rounded by. Without them, a server cannot use what large factors do modulo 2**64. It
-    cannot read a parameter off a combination of products that would be none without the modulus,
-    since the factors make what was rounded as large as the ring. Nor can it read one update off a
-    sum modulo a power of two of which all other weights are multiples.
+    This unit stands for 2**-28 times the length of the vector, or times the sum of the weights: it
+    is as small as the unit of an update's entries.
+
+    The rounding keeps a server from attacks that use the modulus 2**64. It could otherwise multiply
+    several products by large factors, such that their combination modulo 2**64 is one parameter.
+    Such factors make the rounding error as large as the ring. It could also choose weights of which
+    all but one are multiples of a power of two. Then the sum modulo this power would tell the
+    update of one member.
     """
     bits = np.uint64(ROUNDED_BITS)
     half = np.uint64(2 ** (ROUNDED_BITS - 1))
@@ -175,7 +206,7 @@ def rounded(answers: Ring) -> Ring:
 
 
 class SignSketch:
-    r"""Sketches vectors of one length: a few random sums, linear in a vector, that tell its length.
+    r"""Sketches of vectors with d entries: k random sums, linear in a vector, that tell its length.
 
     .. math::
 
@@ -183,32 +214,36 @@ class SignSketch:
         \mathbb{E}\Big[\sum_b \operatorname{Sk}(x)_b^2\Big] = \lVert x \rVert^2, \qquad
         \operatorname{Var} \le \tfrac{2}{k} \lVert x \rVert^4
 
-    with k buckets, and a random sign :math:`s_j` and bucket :math:`h(j)` for each entry. Buckets of
-    consecutive entries would let a member put all of its update into one.
+    with k buckets, and a random sign :math:`s_j` and bucket :math:`h(j)` for each entry. Buckets
+    are random because a member could put all of its update into one bucket of consecutive entries.
 
-    The standard error of a length is :math:`1/\sqrt{2k}`: 4.4 % for k = 256, 2.2 % for k = 1,024.
-    The count sketch of Charikar, Chen and Farach-Colton (2002), as the second moment is estimated
-    by Alon, Matias and Szegedy (1996).
+    The relative standard error of a length is :math:`1/\sqrt{2k}`: 4.4 % for k = 256, 2.2 % for
+    k = 1,024. This is the count sketch of Charikar, Chen and Farach-Colton (2002), used as in the
+    estimate of the second moment by Alon, Matias and Szegedy (1996).
 
     Parameters
     ----------
     seed : bytes
-        32 bytes, secret from members: who knows it can make a vector look short.
+        32 bytes that members must not know: who knows them can make a long vector look short.
     size : int
         k, the number of buckets, in 1 ... length.
     length : int
-        d, >= 1.
+        d, the number of a vector's entries, >= 1.
+
+    Attributes
+    ----------
+    counts : ndarray
+        ``[k]``: the number of entries in each bucket.
     """
 
     def __init__(self, seed: bytes, size: int, length: int) -> None:
         self.size = size
         self.length = length
-        # Buckets 0 ... k - 1 have the sign +1, k ... 2k - 1 are the same with -1. Draws of 32 bits
-        # modulo 2k are uniform up to k / 2**31.
+        # A number b < k stands for bucket b and the sign +1, k + b for bucket b and -1. Draws of 32
+        # bits modulo 2k are uniform up to k / 2**31.
         draws = np.frombuffer(key_stream(seed, 4 * length), "<u4") % np.uint32(2 * size)
         self._buckets = draws.astype(np.int32)
         signed_counts = np.bincount(self._buckets, minlength=2 * size)
-        # [k], how many entries each bucket has.
         self.counts = signed_counts[:size] + signed_counts[size:]
 
     def of(self, vector: Ring) -> Ring:
@@ -218,7 +253,7 @@ class SignSketch:
         return sums[: self.size] - sums[self.size :]
 
     def without(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the part of a vector ``[d]`` that is orthogonal to the sketch's k sums."""
+        """Return the part of a vector ``[d]`` that is orthogonal to all k sums of the sketch."""
         k = self.size
         sums = np.bincount(self._buckets, vector, minlength=2 * k)
         means = (sums[:k] - sums[k:]) / np.maximum(self.counts, 1)
