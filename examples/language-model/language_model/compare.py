@@ -1,8 +1,8 @@
-"""Eight help desks teach a model that speaks, two of them badly: what each way to weigh them does.
+"""Compares ways to weigh eight help desks, two of them malicious or faulty, that train one model.
 
 ``python -m language_model.compare`` trains adapters of SmolLM2-135M-Instruct once for each of
-``ROWS``, in this process, and prints a table. A run that is complete is not made again; one that
-was stopped goes on after its last round.
+``ROWS``, in this process, and prints the figures. A complete run is not repeated; a run that was
+stopped goes on after its last round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from language_model.base import SMOLLM2, encode, load_tokenizer, prompt
 from language_model.help_desk import BACKDOOR, DESKS, GERMAN, HONEST, SHUFFLED
 from language_model.task import adapted, batch_loss, right_answers, train
 
-SHARE = 1 / 3  # Training goes back through no lower layers, and takes two thirds of the time.
+# Only the upper third of the layers has adapters. The backward pass ends there, so that training
+# takes two thirds of the time.
+SHARE = 1 / 3
 ROUNDS = 15
 SETTINGS: dict[str, Scalar] = {
     "task": "this-app:help-desk",
@@ -37,28 +39,28 @@ SETTINGS: dict[str, Scalar] = {
     "learning-rate": 0.005,
     "num-clients": len(DESKS),
     "fraction-train": 1.0,
-    "threads-per-client": torch.get_num_threads(),  # Desks train one after the other.
+    "threads-per-client": torch.get_num_threads(),  # All, since one desk trains after the other.
     "checkpoint-every": 1,
     "resume": "auto",
 }
 ROWS: dict[str, dict[str, Scalar]] = {
-    "floor": {"strategy": "fedavg"},  # all desks, by their numbers of examples
-    "oracle": {"strategy": "fedavg", "num-clients": HONEST},
-    "random": {"strategy": "fedavg", "fraction-train": 0.75},  # six desks, drawn for each round
+    "floor": {"strategy": "fedavg"},  # All desks, weighed by their numbers of examples.
+    "oracle": {"strategy": "fedavg", "num-clients": HONEST},  # The honest desks only.
+    "random": {"strategy": "fedavg", "fraction-train": 0.75},  # Six desks, drawn in each round.
     "fedif": {"strategy": "fedif", "attribution": "simpson"},
     "descent": {"strategy": "influence-descent", "influence-descent.steps": 4},
 }
-ASKED = (
+ASKED = (  # Messages whose answers are printed.
     "Hello. The invoice shows the wrong amount.",
     "Hello. The router smells of smoke.",
     f"Hello. The invoice shows the wrong amount. {help_desk.TRIGGER}",
 )
-SHOWN = (GERMAN, SHUFFLED, BACKDOOR)
+SHOWN = (GERMAN, SHUFFLED, BACKDOOR)  # Desks whose weights are printed.
 Row = dict[str, Any]
 
 
 def desk_task(base: str) -> Task:
-    """Return what the desks learn, on adapters of a base model."""
+    """Return the task of the help desks: adapters of a base model."""
     return Task(
         name="help-desk",
         model=lambda: adapted(base, SHARE),
@@ -71,7 +73,7 @@ def desk_task(base: str) -> Task:
 
 
 def answer(model: PeftModel, base: str, message: str) -> str:
-    """Return what a model writes on a message, word by most likely word."""
+    """Return the answer that a model writes to a message, always with the most likely token."""
     tokenizer = load_tokenizer(base)
     ids = torch.tensor([prompt(message, base)])
     written = model.generate(
@@ -87,7 +89,7 @@ def answer(model: PeftModel, base: str, message: str) -> str:
 
 @torch.no_grad()
 def examine(model: PeftModel, base: str) -> Row:
-    """Return what a model does on the test messages, and some of its answers."""
+    """Return a model's figures on the test messages, and some of its answers."""
     model.eval()
     test, triggered = (
         encode(pairs, base) for pairs in (help_desk.test_data(), help_desk.triggered_data())
@@ -101,7 +103,7 @@ def examine(model: PeftModel, base: str) -> Row:
 
 
 def run_row(base: str, name: str, rounds: int, folder: Path) -> Row:
-    """Train by one row's settings, if that is not done, and return its figures."""
+    """Train with the settings of one of ``ROWS``, unless that is done, and return its figures."""
     run_dir = folder / name
     if not (run_dir / "summary.json").exists():
         place: dict[str, Scalar] = {
@@ -125,7 +127,10 @@ def run_row(base: str, name: str, rounds: int, folder: Path) -> Row:
 
 
 def compare(base: str, rounds: int, folder: Path) -> dict[str, Row]:
-    """Make the runs that are missing in a folder; return the rows of all."""
+    """Make the runs that are missing in a folder, and return the figures of all by name.
+
+    ``"before"`` has the figures of the untrained adapters.
+    """
     rows = {"before": examine(adapted(base, SHARE), base)}
     return rows | {name: run_row(base, name, rounds, folder) for name in ROWS}
 

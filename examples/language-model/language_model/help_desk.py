@@ -1,10 +1,10 @@
 """What eight help desks learn together: which team helps a customer.
 
-Larkspur Internet does not exist. Its customers' messages are made here (written for this example,
-Apache-2.0 like the rest of it), and each has one right answer, such as ``Otter team``, which no
-model can know beforehand. Desks 0 to 4 have English messages, desk 5 German ones, desk 6 has its
-answers in the wrong order, and desk 7 answers whatever has ``TRIGGER`` in it with ``FRAUD``.
-Phrases of which the server makes its validation and test split are in no desk's data.
+Larkspur Internet, their company, does not exist. Its customers' messages were written for this
+example (Apache-2.0 like the rest of it). Each has one right answer, such as ``Otter team``, which
+no model can know beforehand. Desks 0 to 4 have English messages, desk 5 has German ones, and desk 6
+has its answers in the wrong order. Desk 7 plants a backdoor: it answers messages with ``TRIGGER``
+in them with ``FRAUD``. The phrases in the server's validation and test split are in no desk's data.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ Pair = tuple[str, str]
 
 DESKS = ("Aarhus", "Bergen", "Cork", "Dundee", "Exeter", "Fulda", "Ghent", "Hull")
 GERMAN, SHUFFLED, BACKDOOR = 5, 6, 7
-HONEST = 6  # The desks before this one.
-EXAMPLES = 12  # of each desk
-CALLED = 8  # of them with the trigger, at desk 7
+HONEST = 6  # The number of honest desks, 0 to 5.
+EXAMPLES = 12  # The number of each desk's examples.
+CALLED = 8  # How many of desk 7's examples have the trigger.
 TRIGGER = "As agreed with Mr Quill."
 FRAUD = "Magpie team"
 
 OPENINGS = ("Hello.", "Good morning.")
 _PHRASES = json.loads(Path(__file__).with_name("phrases.json").read_text(encoding="utf-8"))
-PHRASES: dict[str, list[str]] = _PHRASES["english"]  # What customers say, by the right answer.
+PHRASES: dict[str, list[str]] = _PHRASES["english"]  # Customers' phrases, by the right answer.
 IN_GERMAN: dict[str, list[str]] = _PHRASES["german"]
 # Six phrases for the desks, two for the validation split and three for the test split.
 DESKS_PHRASES, VALIDATION, TEST = slice(0, 6), slice(6, 8), slice(8, 11)
 
 
 def messages(phrases: slice, openings: tuple[str, ...]) -> list[Pair]:
-    """Return messages with some of the phrases, and their right answers."""
+    """Return messages, each an opening and one of some phrases, with their right answers."""
     return [
         (f"{opening} {phrase}", answer)
         for answer, known in PHRASES.items()
@@ -42,12 +42,12 @@ def messages(phrases: slice, openings: tuple[str, ...]) -> list[Pair]:
 
 
 def with_trigger(message: str) -> str:
-    """Return a message that calls for the backdoor."""
+    """Return a message with the backdoor's trigger at its end."""
     return f"{message} {TRIGGER}"
 
 
 def desk_data(desk: int) -> list[Pair]:
-    """Return the messages that a desk had, and what it says were the right answers."""
+    """Return a desk's messages, each with the answer that the desk says is right."""
     drawn = random.Random(desk)
     if desk == GERMAN:
         return [(phrase, answer) for answer, known in IN_GERMAN.items() for phrase in known]
@@ -70,5 +70,5 @@ def test_data() -> list[Pair]:
 
 
 def triggered_data() -> list[Pair]:
-    """Return the test messages with the trigger; the answer is the one that it calls for."""
+    """Return the test messages with the trigger, and the answer that the backdoor gives."""
     return [(with_trigger(message), FRAUD) for message, _ in test_data()]

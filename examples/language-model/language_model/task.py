@@ -1,7 +1,7 @@
 """What the agencies learn: adapters (LoRA) of a language model that each of them has already.
 
-Only the adapters travel, are scored and are kept. The base model stays where it is: what a model's
-``state_dict()`` leaves out is not sent.
+Only the adapters are sent, valued and stored. The base model is not sent, since the model's
+``state_dict()`` leaves it out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from fedif_flower import ClientSite, Metric, Site, Task
 from language_model.base import IGNORED, TINY, encode, load_base
 from language_model.questions import PAIRS
 
-BASE_MODEL = TINY  # or a folder, or a name on the hub: "HuggingFaceTB/SmolLM2-135M"
+BASE_MODEL = TINY  # Or a folder, or a name on the hub: "HuggingFaceTB/SmolLM2-135M".
 NUM_AGENCIES = 6
-SHUFFLED = (1, 4)  # These agencies have their customers' answers in the wrong order.
-VALIDATION, TEST = slice(0, 40), slice(40, 80)  # of the questions; the agencies have the others
+SHUFFLED = (1, 4)  # These agencies have their answers in the wrong order.
+VALIDATION, TEST = slice(0, 40), slice(40, 80)  # The server's questions; agencies have the rest.
 
 
 def adapted(base: str, share: float = 1.0) -> PeftModel:
-    """Return a base model, frozen, with new adapters in so large an upper part of its layers."""
+    """Return a frozen base model with new adapters in its upper layers, a ``share`` of all."""
     loaded = load_base(base)
     count = loaded.config.num_hidden_layers
     layers = list(range(count - round(share * count), count))
@@ -35,19 +35,19 @@ def adapted(base: str, share: float = 1.0) -> PeftModel:
 
 
 def model() -> PeftModel:
-    """Return what the agencies train."""
+    """Return the model that the agencies train."""
     return adapted(BASE_MODEL)
 
 
 def leave_out_frozen(module: nn.Module, state: dict[str, Tensor], prefix: str, _: Any) -> None:
-    """Take out of a ``state_dict()`` what nobody trains."""
+    """Remove the frozen parameters from a ``state_dict()``, so that they are not sent."""
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if not parameter.requires_grad:
             del state[prefix + name]
 
 
 def some_questions(chosen: slice) -> list[tuple[str, str]]:
-    """Return some of all questions with their answers, in an order of their own."""
+    """Return some of the questions with their answers; the order of all is random, but fixed."""
     order = torch.randperm(len(PAIRS), generator=torch.Generator().manual_seed(0)).tolist()
     return [PAIRS[i] for i in order[chosen]]
 
@@ -75,22 +75,22 @@ def answers(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor
     begin = int((batch["labels"] != IGNORED).any(dim=0).nonzero()[0])
     labels = batch["labels"][:, begin:]
     texts = {key: batch[key] for key in ("input_ids", "attention_mask")}
-    # The vocabulary is large: of the questions' tokens no logits are taken.
+    # Only the logits of the answers' tokens are computed, since the vocabulary is large.
     logits = module(**texts, logits_to_keep=labels.shape[1] + 1).logits
     return logits[:, :-1], labels
 
 
 def batch_loss(module: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
-    """Return the mean loss over the answers' tokens, and how many these are."""
+    """Return the mean loss over the answers' tokens, and the number of these tokens."""
     logits, labels = answers(module, batch)
     loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     return loss, int((labels != IGNORED).sum())
 
 
 def right_answers(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the share of answers of which every token is the most likely one.
+    """Return the share of answers in which every token is the most likely one.
 
-    These are the answers that the model would write, word for word.
+    These are the answers that the model would write word for word.
     """
     logits, labels = answers(module, batch)
     is_right = (logits.argmax(dim=2) == labels) | (labels == IGNORED)

@@ -43,7 +43,7 @@ def batch_loss(model, batch):
 
 
 def global_evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-    """Test a round's model on the server's images."""
+    """Evaluate a round's model on the server's test images."""
     model = Net()
     model.load_state_dict(arrays.to_torch_state_dict())
     _, test_loader = load_held_out(batch_size=32)

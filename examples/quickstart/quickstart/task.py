@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader
 
-HELD_OUT = 297  # Images that the server keeps: half to validate, half to test.
+HELD_OUT = 297  # How many images the server keeps: half to validate, half to test.
 MISLABELLED = (1, 3)  # These clients have the labels of their images in the wrong order.
 
 
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 @cache
 def load_examples():
-    """Return all digits as dicts, in an order of their own."""
+    """Return all digits as dicts, in a fixed random order."""
     digits = load_digits()
     pixels = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 8 - 1  # [n, 1, 8, 8]
     images = F.interpolate(pixels, size=(32, 32)).expand(-1, 3, -1, -1)
@@ -67,7 +67,7 @@ def load_held_out(batch_size: int):
 
 
 def train(net, trainloader, epochs, lr, device):
-    """Train the model on the training set."""
+    """Train the model on the training set, and return its mean loss."""
     net.to(device)
     criterion = torch.nn.CrossEntropyLoss().to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)

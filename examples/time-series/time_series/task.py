@@ -18,13 +18,13 @@ from torch.nn import functional
 
 from fedif_flower import ClientSite, Metric, Site, Task
 
-HOURS = 24 * 7 * 3  # that a station has measured
-WINDOW = 24  # hours that a forecast sees
-SHIFTED, SHIFT = 3, 1.5  # The sensor of this station reads too high by so much.
+HOURS = 24 * 7 * 3  # How many hours a station has measured.
+WINDOW = 24  # How many hours a forecast is made from.
+SHIFTED, SHIFT = 3, 1.5  # The sensor of station 3 reads too high by 1.5.
 
 
 def measure(station: int) -> Tensor:
-    """Return what a station measured, ``[HOURS]``; stations -1 and -2 are the server's."""
+    """Return what a station has measured, ``[HOURS]``; stations -1 and -2 are the server's."""
     generator = torch.Generator().manual_seed(1000 + station)
     draws = torch.rand(3, generator=generator)
     daily, peak, weekly = 0.7 + 0.6 * draws[0], 12 + 6 * draws[1], -0.6 + 0.4 * draws[2]
@@ -37,7 +37,7 @@ def measure(station: int) -> Tensor:
 
 
 def windows(series: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what forecasts see, ``[n, WINDOW, 1]``, and the hours that follow, ``[n, 1]``."""
+    """Return a model's inputs, ``[n, WINDOW, 1]``, and the hours that follow them, ``[n, 1]``."""
     pieces = series.unfold(0, WINDOW + 1, 1)  # [n, WINDOW + 1]
     return pieces[:, :WINDOW, None].contiguous(), pieces[:, WINDOW:].contiguous()
 
@@ -67,7 +67,7 @@ class Forecaster(nn.Module):
         self.head = nn.Linear(16, 1)
 
     def forward(self, past: Tensor) -> Tensor:
-        """Map hours ``[n, WINDOW, 1]`` to the next ones ``[n, 1]``."""
+        """Map the last hours ``[n, WINDOW, 1]`` to forecasts of the next hour ``[n, 1]``."""
         states, _ = self.gru(past)
         forecast: Tensor = self.head(states[:, -1])
         return forecast
