@@ -1,1 +1,1 @@
-"""What goes to a round's members and what is taken in of their replies; features wrap it."""
+"""Intakes: they send a round's messages and read the replies; each feature wraps the plain one."""

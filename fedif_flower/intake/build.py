@@ -1,4 +1,4 @@
-"""The intake of a strategy: the plain one, with what its setup asks for around it."""
+"""The intake of a strategy: the plain one, wrapped by those for the features of its setup."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ def build_intake(
     look: Look | None,
     local_method: LocalMethod,
 ) -> Intake:
-    """Return what takes in the replies of a strategy.
+    """Build the intake of a strategy.
+
+    The innermost intake reads the replies. Around it is a :class:`LocalGuide` if the local method
+    has a half on the server, and around that :class:`LateReplies` if late replies count.
 
     Parameters
     ----------
     make : callable
-        Returns the innermost intake, which reads replies: :class:`~.intake.Intake`, or another one.
+        Returns the innermost intake: :class:`~fedif_flower.intake.intake.Intake`, or another one.
     limits : ReplyLimits
         What a reply must report, and how much of that is believed.
     pace : Pace
-        How long a round waits, and for how long late replies count.
+        How long a round waits, and for how many rounds a late reply counts.
     look : callable, optional
-        Looks at each reply before it counts.
+        Looks at each reply before it counts; a ReplyError that it raises refuses the reply.
     local_method : LocalMethod
-        What clients do beside plain SGD.
+        What clients do besides plain SGD.
     """
     intake = make(IntakeSettings(limits, pace, look, has_vector=local_method.sends_vector))
     guide = local_method.guide()

@@ -1,4 +1,7 @@
-"""The plain intake: members are sent the model, and their replies become a round's updates."""
+"""The plain intake, which sends members the model and makes updates of their replies.
+
+It also has the base class of the intakes that wrap it.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,16 @@ from fedif_flower.messages.workspace import AcceptedReply, Arrive, Asked, Worksp
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stages
 
+# Takes nodes and the round, and returns the nodes that are drawn.
 Select = Callable[[Sequence[ClientNode], int], list[ClientNode]]
-# Is told of a reply by a member as it comes, before it is screened, and whether it is an error.
+# Called with the member when its reply comes, before it is screened, and whether it is an error.
 OnReply = Callable[[ClientNode, bool], object]
+# Called with the round before its replies are read.
 BeforeReplies = Callable[[int], object]
 
 
 class TrainedModel(Protocol):
-    """The global model, as far as an intake looks at it."""
+    """The global model, as far as an intake needs it."""
 
     @property
     def layout(self) -> ParameterLayout:
@@ -40,32 +45,32 @@ class TrainedModel(Protocol):
         ...
 
     def continues(self, vectors: ModelVectors) -> bool:
-        """Tell whether it is a model still, or what was received in the place of that."""
+        """Tell whether the global model is still ``vectors``, or a model sent in their place."""
         ...
 
 
 class Directory(Protocol):
-    """The members, as far as an intake looks at them."""
+    """The members, as far as an intake needs them."""
 
     @property
     def known(self) -> Sequence[ClientNode]:
-        """Every node ever seen."""
+        """All nodes seen so far."""
         ...
 
     def labels(self, client_ids: Iterable[int]) -> dict[int, str]:
-        """Return what clients are called, by their ids."""
+        """Return a name for each client id."""
         ...
 
 
 class Host(Protocol):
-    """The strategy whose rounds an intake serves, as far as the intake looks at it."""
+    """The strategy whose rounds an intake serves, as far as the intake needs it."""
 
     combines_updates: bool
     chooses_one: bool
 
     @property
     def stages(self) -> Stages:
-        """What happens to updates before and after they are weighed."""
+        """The stages, which change updates before and after they are weighed."""
         ...
 
     @property
@@ -81,7 +86,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class IntakeSettings:
-    """What a plain intake is made with.
+    """The settings of a plain intake.
 
     Attributes
     ----------
@@ -90,9 +95,9 @@ class IntakeSettings:
     pace : Pace
         How long a round waits.
     look : callable, optional
-        Looks at each reply before it counts; a ReplyError refuses it.
+        Looks at each reply before it counts; a ReplyError that it raises refuses the reply.
     has_vector : bool
-        Whether each reply holds a vector ``[d]`` beside its model.
+        Whether each reply has to hold a vector ``[d]`` besides its model, as SCAFFOLD's do.
     """
 
     limits: ReplyLimits
@@ -102,30 +107,36 @@ class IntakeSettings:
 
 
 class Intake:
-    """Sends a round's members the model, and takes in what comes back.
+    """Sends a round's members the model, and makes a round's updates of their replies.
 
-    What changes who is asked, what travels or what counts is an intake of its own around this one
-    (see :class:`IntakeAround`); the loop of rounds knows none of them by name.
+    A feature that changes which members are asked, what is sent, or what counts is another intake
+    that wraps this one (see :class:`IntakeAround`). The loop of rounds knows none of them by name.
+    In a round it calls :meth:`outstanding`, :meth:`draw`, :meth:`open`, :meth:`enclose`,
+    :meth:`collect`, :meth:`updates`, :meth:`reweigh` and :meth:`close`, in this order.
 
     Parameters
     ----------
     settings : IntakeSettings
-        How far replies are believed, and waited for.
+        How far replies are believed, and how long they are waited for.
 
     Attributes
     ----------
     before_replies : list of callable
-        Are called with the round before its replies are read: the rows that hold the updates of
-        the last step are written anew from then on.
+        Each is called with the round before its replies are read. It is the last moment at which
+        the updates of the last step can be read: the replies overwrite them.
     on_reply : list of callable
-        Are told of each reply of somebody who was asked, at once, while others are still waited
-        for: they must not take long.
+        Each is called with a member that was asked, as soon as its reply comes, and with whether
+        the reply is an error. Other replies wait meanwhile, so the call must not take long.
     """
 
-    is_plain = True  # Whether members send a model, and nothing else of them counts.
-    is_alone = True  # Whether a reply is a model alone, which may come in any round.
-    asks_once = False  # Whether members can be asked about a model only once: no round is redone.
-    reweighs = False  # Whether weights are other ones than the strategy's own.
+    # Whether members send a model and metrics, and nothing else of them counts.
+    is_plain = True
+    # Whether a reply holds nothing that belongs to its own round, so that it may come late.
+    is_alone = True
+    # Whether members can be asked about a model only once, so that no round can be redone.
+    asks_once = False
+    # Whether the intake may change the strategy's weights.
+    reweighs = False
 
     def __init__(self, settings: IntakeSettings) -> None:
         self.settings = settings
@@ -134,24 +145,34 @@ class Intake:
         self._workspace: Workspace | None = None
 
     def require(self, host: Any, grid: Grid, initial_arrays: ArrayRecord) -> None:  # noqa: ARG002
-        """Raise ConfigError for what a run cannot go on with, before anybody is asked."""
+        """Raise ConfigError if the intake cannot work in a run, before any client is asked.
+
+        Parameters
+        ----------
+        host : object
+            The strategy.
+        grid : Grid
+            The connection to the clients.
+        initial_arrays : ArrayRecord
+            The model that the run begins with.
+        """
         self.settings.pace.require_in(grid)
 
     def begin(self, host: Host) -> None:
-        """Begin with the model that a run begins with."""
+        """Begin a run of the strategy ``host``, which has received the initial model."""
         self.host = host
         self.before_replies.clear()
         self.on_reply.clear()
 
     @property
     def workspace(self) -> Workspace:
-        """Room for the members' updates, kept from round to round."""
+        """The rows for the members' updates, which are reused from round to round."""
         if self._workspace is None:
             self._workspace = self.make_workspace()
         return self._workspace
 
     def make_workspace(self) -> Workspace:
-        """Return room for the updates of the model that is trained."""
+        """Return a new workspace with rows for updates of the model that is trained."""
         return Workspace(
             self.host.model.layout,
             has_vector=self.settings.has_vector,
@@ -159,13 +180,13 @@ class Intake:
         )
 
     def outstanding(self, server_round: int) -> Mapping[int, Asked]:  # noqa: ARG002
-        """Return, by node, who was asked in an earlier round and may still answer in this one."""
+        """Return the unanswered questions of earlier rounds whose replies still count, by node."""
         return {}
 
     def draw(
         self, select: Select, nodes: Sequence[ClientNode], server_round: int
     ) -> list[ClientNode]:
-        """Draw a round's members from nodes that may be asked, by the strategy's own rule."""
+        """Draw a round's members by the strategy's ``select``, from ``nodes`` that may be asked."""
         if not nodes:
             return []
         return select(nodes, server_round)
@@ -176,11 +197,11 @@ class Intake:
         members: Sequence[ClientNode],  # noqa: ARG002 (of an intake around this one)
         config: ConfigRecord,
     ) -> None:
-        """Begin a round; ``config`` is what all its members are told beside the model."""
+        """Begin a round; ``config`` are the settings that all its members get with the model."""
         self.workspace.instruct(config, server_round)
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:  # noqa: ARG002
-        """Return what a node's next message holds beside the model and the settings."""
+        """Return further records for a node's next message, besides model and settings, by name."""
         return {}
 
     def collect(
@@ -191,20 +212,20 @@ class Intake:
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:
-        """Screen the replies to a round as they come, each on its own.
+        """Screen a round's replies as they come, each on its own.
 
         Parameters
         ----------
         server_round : int
             The round.
         replies : iterable of Message
-            Whatever came back; it may yet be on its way.
+            The replies; an iterator may wait for those that have not come yet.
         asked : mapping of int to Asked
-            By node, whose replies count.
+            By node id, the question to each client whose reply counts.
         closing : Closing
-            Says until when they are waited for.
+            Says when the round stops waiting; it is told of each usable reply.
         arrive : callable, optional
-            Changes each update ``[d]`` in place as it arrives.
+            Changes each update ``[d]`` in place as it arrives, and returns its squared norm.
         """
         return screen_replies(
             self._announced(server_round, replies, asked),
@@ -220,10 +241,15 @@ class Intake:
     def _announced(
         self, server_round: int, replies: Iterable[Message], asked: Mapping[int, Asked]
     ) -> Iterator[Message]:
-        """Return replies as they come, and tell of the first, and of each by a member asked."""
+        """Yield replies as they come, and call the listeners before and at each.
+
+        ``before_replies`` are called before the first reply is read, ``on_reply`` at each reply of
+        a client that was asked.
+        """
         are_told = False
         for reply in replies:
-            if not are_told:  # Until now they have looked at the rows while members train.
+            # Only now: while members train, listeners may still read the last round's rows.
+            if not are_told:
                 self._tell_before_replies(server_round)
                 are_told = True
             question = asked.get(reply.metadata.src_node_id)
@@ -232,7 +258,7 @@ class Intake:
                     tell(question.node, reply.has_error())
             yield reply
             del reply  # It need not stay in memory until the next is there.
-        if not are_told:
+        if not are_told:  # No reply came.
             self._tell_before_replies(server_round)
 
     def _tell_before_replies(self, server_round: int) -> None:
@@ -247,34 +273,40 @@ class Intake:
         device: torch.device,
         seed: int,
     ) -> RoundUpdates:
-        """Return the m accepted replies as a round's updates, on a device."""
+        """Return the m accepted replies as a round's updates, on ``device``.
+
+        ``received`` is the model that the members were sent. Rules that draw use ``seed``.
+        """
         return self.workspace.round_updates(server_round, accepted, received, device, seed)
 
     def reweigh(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:  # noqa: ARG002
-        """Return a round's weights as they are to be used."""
+        """Return the weights to use in place of the strategy's; here, the strategy's own."""
         return aggregation
 
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
-        """Take in what the m accepted replies held beside their models, once they are combined."""
+        """Take in what accepted replies held besides their models, at the end of a round.
+
+        ``stepped`` says whether the round took a step.
+        """
 
     def take_back(self) -> None:
-        """Be told that the model, which is still there, goes back to the one before it."""
+        """Prepare for the model's return to the one before it; called just before that."""
 
     def stateful(self) -> dict[str, Any]:
         """Return the parts that remember earlier rounds, by name."""
         return {}
 
     def go_on(self) -> None:
-        """Go on where a run stopped, with members that have kept their half of it."""
+        """Resume a run whose clients have kept what they remember of it."""
 
 
 class IntakeAround(Intake):
-    """An intake around another one; it changes what it overrides.
+    """An intake that wraps another one; a subclass overrides what it changes.
 
     Parameters
     ----------
     inner : Intake
-        What everything else is left to.
+        The wrapped intake, to which all other calls go.
     """
 
     is_plain = False
@@ -284,40 +316,40 @@ class IntakeAround(Intake):
         self.inner = inner
         self.asks_once = inner.asks_once
         self.reweighs = inner.reweighs
-        # Whoever listens to the outermost one listens to the one that reads replies.
+        # The same lists: a listener that is added here is called by the innermost intake.
         self.before_replies = inner.before_replies
         self.on_reply = inner.on_reply
 
     def require(self, host: Any, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError for what a run cannot go on with, before anybody is asked."""
+        """Raise ConfigError if the intake cannot work in a run, before any client is asked."""
         self.inner.require(host, grid, initial_arrays)
 
     def begin(self, host: Host) -> None:
-        """Begin with the model that a run begins with."""
+        """Begin a run of the strategy ``host``, which has received the initial model."""
         self.host = host
         self.inner.begin(host)
 
     @property
     def workspace(self) -> Workspace:
-        """Room for the members' updates: of the intake that reads the replies."""
+        """The rows for the members' updates, which the innermost intake keeps."""
         return self.inner.workspace
 
     def outstanding(self, server_round: int) -> Mapping[int, Asked]:
-        """Return, by node, who was asked in an earlier round and may still answer in this one."""
+        """Return the unanswered questions of earlier rounds whose replies still count, by node."""
         return self.inner.outstanding(server_round)
 
     def draw(
         self, select: Select, nodes: Sequence[ClientNode], server_round: int
     ) -> list[ClientNode]:
-        """Draw a round's members from nodes that may be asked, by the strategy's own rule."""
+        """Draw a round's members by the strategy's ``select``, from ``nodes`` that may be asked."""
         return self.inner.draw(select, nodes, server_round)
 
     def open(self, server_round: int, members: Sequence[ClientNode], config: ConfigRecord) -> None:
-        """Begin a round; ``config`` is what all its members are told beside the model."""
+        """Begin a round; ``config`` are the settings that all its members get with the model."""
         self.inner.open(server_round, members, config)
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
-        """Return what a node's next message holds beside the model and the settings."""
+        """Return further records for a node's next message, besides model and settings, by name."""
         return self.inner.enclose(node)
 
     def collect(
@@ -328,19 +360,19 @@ class IntakeAround(Intake):
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:
-        """Screen the replies to a round as they come, each on its own."""
+        """Screen a round's replies as they come, each on its own."""
         return self.inner.collect(server_round, replies, asked, closing, arrive)
 
     def reweigh(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
-        """Return a round's weights as they are to be used."""
+        """Return the weights to use in place of the strategy's; here, the inner intake's."""
         return self.inner.reweigh(updates, aggregation)
 
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
-        """Take in what the m accepted replies held beside their models, once they are combined."""
+        """Take in what accepted replies held besides their models, at the end of a round."""
         self.inner.close(server_round, accepted, stepped=stepped)
 
     def take_back(self) -> None:
-        """Be told that the model, which is still there, goes back to the one before it."""
+        """Prepare for the model's return to the one before it; called just before that."""
         self.inner.take_back()
 
     def stateful(self) -> dict[str, Any]:
@@ -348,5 +380,5 @@ class IntakeAround(Intake):
         return self.inner.stateful()
 
     def go_on(self) -> None:
-        """Go on where a run stopped, with members that have kept their half of it."""
+        """Resume a run whose clients have kept what they remember of it."""
         self.inner.go_on()

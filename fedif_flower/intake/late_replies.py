@@ -1,4 +1,4 @@
-"""Replies to earlier rounds count in the round in which they come."""
+"""The intake that lets late replies count in the round in which they come."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from fedif_flower.messages.workspace import Arrive, Asked
 
 
 class LateReplies(IntakeAround):
-    """Waits for the replies of members that were too slow for their own round.
+    """Lets replies count that come too late for their own round.
 
     Parameters
     ----------
     inner : Intake
-        Screens the replies.
+        The wrapped intake, which screens the replies.
     pace : Pace
-        For how many rounds they are waited for, and for how much they count then.
+        For how many rounds a reply is waited for, and by which factor a late one is multiplied.
     """
 
     def __init__(self, inner: Intake, pace: Pace) -> None:
         super().__init__(inner)
         self._pace = pace
-        self._missing: dict[int, Asked] = {}  # By node: asked, and not answered yet.
+        self._missing: dict[int, Asked] = {}  # By node id, the questions not answered yet.
 
     def require(self, host: Any, grid: Grid, initial_arrays: ArrayRecord) -> None:
-        """Raise ConfigError where late replies cannot come, or cannot be used."""
+        """Raise ConfigError if late replies cannot come in this grid, or cannot be used."""
         late_rounds = self._pace.late_rounds
         can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
         words = (
@@ -48,14 +48,17 @@ class LateReplies(IntakeAround):
         super().require(host, grid, initial_arrays)
 
     def begin(self, host: Host) -> None:
-        """Wait for nobody: replies to an earlier run come no more."""
+        """Begin a run without unanswered questions: replies to an earlier run do not come."""
         self._missing = {}
         super().begin(host)
 
     def outstanding(self, server_round: int) -> Mapping[int, Asked]:
-        """Return, by node, whose replies still count in a round, and for how much.
+        """Return the unanswered questions of earlier rounds whose replies still count, by node.
 
-        Updates are steps, from wherever the model is; buffers move towards those that were sent.
+        Each has the factor by which a reply in this round is multiplied, and the buffers with which
+        the reply's buffers are compared. An update of the parameters is a step, which can be added
+        to any later model. Buffers are no steps: they move from their present values towards those
+        that the reply holds.
         """
         oldest = server_round - self._pace.late_rounds
         self._missing = {
@@ -72,7 +75,7 @@ class LateReplies(IntakeAround):
         return discounted
 
     def take_back(self) -> None:
-        """Wait no longer for replies to the model that goes: their updates begin where it is."""
+        """Stop waiting for replies that were trained on the model that is taken back."""
         self._missing = {
             node_id: question
             for node_id, question in self._missing.items()
@@ -88,7 +91,11 @@ class LateReplies(IntakeAround):
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:
-        """Screen a round's replies: who answered is free, who did not in time is waited for."""
+        """Screen a round's replies, and note which members still have to answer.
+
+        A member that has answered may be asked again. One that has not answered in time is waited
+        for in later rounds.
+        """
         screening = super().collect(server_round, replies, asked, closing, arrive)
         for accepted in screening.accepted:
             self._missing.pop(accepted.node.node_id, None)

@@ -1,4 +1,4 @@
-"""The server's half of a local method: a vector beside the model, or a guide of the clients."""
+"""The server's half of a local method: a vector sent with the model, or a guide of the clients."""
 
 from __future__ import annotations
 
@@ -34,19 +34,22 @@ logger = logging.getLogger(__name__)
 class LocalGuide(IntakeAround):
     """Sends a method's vector ``[d]``, as SCAFFOLD's, and lets its guide tell clients how to train.
 
-    The vector is 0 at first, and later the mean, over all members, of the changes that were taken
-    in: those of all accepted replies, whatever becomes of the round's model. Each client is told
-    which of its changes was taken in last, and how far. The state has all that, but a run goes on
-    with it only by :meth:`go_on`: elsewhere clients have lost their half with the run that stopped.
+    Clients send changes of the vector. The vector is 0 at first; then it is the sum of the changes
+    that were taken in, divided by the number of all members. The changes of all accepted replies
+    are taken in, whatever happens to the round's model. With the next model each client is told in
+    which round its last change was taken in, and by which factor it was shortened.
+
+    A checkpoint holds all this. A resumed run goes on with the vector only if :meth:`go_on` is
+    called: otherwise the clients have lost their half, and the vector begins at 0 again.
 
     Parameters
     ----------
     inner : Intake
-        Screens the replies.
+        The wrapped intake, which screens the replies.
     method : LocalMethod
-        Says how the vector moves.
+        The local method, which says by which factors changes are shortened.
     guide : Guide
-        The method's own; one that tells nobody anything where it has none.
+        The method's guide; a plain Guide, which tells clients nothing, if the method has none.
     """
 
     is_alone = False
@@ -57,22 +60,22 @@ class LocalGuide(IntakeAround):
         self._guide = guide
         self.reweighs = self.reweighs or guide.weighs
         self._vector: Tensor | None = None  # [d]
-        self._num_members = 0  # Whose mean the vector is.
-        self._lengths = RecentLengths()  # Of changes.
-        self._taken_in: dict[int, TakenIn] = {}  # By client id.
-        self._saved: Mapping[str, Any] | None = None  # Of the run that goes on.
+        self._num_members = 0  # The number by which the vector's sum of changes is divided.
+        self._lengths = RecentLengths()  # Of the clients' changes.
+        self._taken_in: dict[int, TakenIn] = {}  # The last change that was taken in, by client id.
+        self._saved: Mapping[str, Any] | None = None  # The loaded state, until `go_on` uses it.
         self._round = 0
         self._logged_noisy: frozenset[int] = frozenset()
 
     def begin(self, host: Host) -> None:
-        """Begin with the vector 0; a strategy that is started again goes on with its own.
+        """Begin a run of the strategy ``host``.
 
-        Nodes have kept their half since the last start, and were not told of another one.
+        A strategy that is started again keeps its vector: the clients have kept their half, too.
 
         Raises
         ------
         ConfigError
-            If the guide needs coefficients, and the strategy gives none.
+            If the guide changes weights, and the strategy gives clients none.
         """
         if self._guide.weighs and (not host.combines_updates or host.stages.make_groups):
             raise ConfigError(
@@ -82,29 +85,31 @@ class LocalGuide(IntakeAround):
         super().begin(host)
 
     def go_on(self) -> None:
-        """Go on with the saved vector: clients have kept their half."""
+        """Resume with the saved vector, since the clients have kept their half."""
         if self._saved is not None and self._saved["vector"] is not None:
             self._vector = self._saved["vector"]
-            # Checkpoints of earlier versions: clients had settled their changes by themselves.
+            # The checkpoints of earlier versions lack the three keys that follow.
             self._num_members = self._saved.get("num_members", 0)
             self._taken_in = {
                 client_id: TakenIn(server_round, factor)
                 for client_id, server_round, factor in self._saved.get("taken_in", [])
             }
-            # Earlier versions bounded the changes of a round by each other alone.
             self._lengths.load_state_dict(self._saved.get("lengths", {"seen": {}}))
         super().go_on()
 
     def draw(
         self, select: Select, nodes: Sequence[ClientNode], server_round: int
     ) -> list[ClientNode]:
-        """Draw a round's clients, by the strategy's own rule, from those that the guide leaves."""
+        """Draw a round's clients by the strategy's ``select``, from those that the guide admits.
+
+        The guide may also ask for all that it admits, without a draw.
+        """
         if not nodes:
             return []
         client_ids = [node.client_id for node in nodes]
         try:
             turn = self._guide.turn(client_ids, server_round)
-        except Exception as error:  # as in close
+        except Exception as error:  # Any error, since it may come from what clients reported.
             _log_unusable(server_round, error)
             turn = Turn(client_ids)
         admitted = frozenset(turn.members)
@@ -114,7 +119,7 @@ class LocalGuide(IntakeAround):
         return super().draw(select, allowed, server_round)
 
     def open(self, server_round: int, members: Sequence[ClientNode], config: ConfigRecord) -> None:
-        """Let the guide know whom the round asks, and expect what it wants of them."""
+        """Tell the guide which members the round asks, and require the reports that it expects."""
         super().open(server_round, members, config)
         self._round = server_round
         if self._method.sends_vector and self._vector is None:
@@ -124,7 +129,7 @@ class LocalGuide(IntakeAround):
         self.workspace.expect(self._guide.expected(server_round))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
-        """Return the vector, and what the guide tells this client."""
+        """Return the vector, what was taken in of this client, and what the guide tells it."""
         content = dict(super().enclose(node))
         if self._vector is not None:
             content[VECTOR_RECORD] = tensor_arrays({VECTOR_KEY: self._vector})
@@ -139,14 +144,14 @@ class LocalGuide(IntakeAround):
         return content
 
     def reweigh(self, updates: RoundUpdates, aggregation: Aggregation) -> Aggregation:
-        """Return a round's weights as the guide has them."""
+        """Return the guide's weights in place of the strategy's, if the guide changes weights."""
         aggregation = super().reweigh(updates, aggregation)
         if not self._guide.weighs:
             return aggregation
         return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
 
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
-        """Move the vector by what accepted replies sent; let the guide take in their reports."""
+        """Move the vector by the changes of accepted replies; give their reports to the guide."""
         super().close(server_round, accepted, stepped=stepped)
         client_ids = [node.client_id for node in accepted]
         if client_ids and self._vector is not None:
@@ -154,19 +159,23 @@ class LocalGuide(IntakeAround):
         reports = {name: rows[: len(accepted)] for name, rows in self.workspace.beside.items()}
         try:
             self._guide.take(self._round, client_ids, reports)
-        except Exception as error:  # reports are the clients' words: they must not stop a run
+        except Exception as error:  # Any error: what clients report must not stop a run.
             _log_unusable(self._round, error)
         self._log_news()
 
     def _take_in_changes(self, vector: Tensor, client_ids: Sequence[int]) -> None:
-        """Move the vector ``[d]`` by the changes that accepted clients sent."""
+        """Move the vector ``[d]`` by the mean change, over all members, of the m accepted clients.
+
+        ``client_ids`` are theirs; the rows of the workspace hold the changes in the same order.
+        """
         changes = self.workspace.beside[VECTOR_KEY][: len(client_ids)]  # [m, d]
         lengths = torch.linalg.vector_norm(changes.double(), dim=1)  # [m]
         usual = self._lengths.usual(self._round, client_ids, lengths)
         factors = self._method.shortened(lengths, usual)  # [m]
         num_members = max(len(self.host.nodes.known), len(client_ids))
         if self._num_members and num_members != self._num_members:
-            vector = vector * (self._num_members / num_members)  # Members may come later.
+            # The number of members has changed: the sum of all changes is divided by the new one.
+            vector = vector * (self._num_members / num_members)
         self._vector = vector + (factors / num_members).to(changes) @ changes
         self._num_members = num_members
         for client_id, factor in zip(client_ids, factors.tolist(), strict=True):
@@ -177,7 +186,7 @@ class LocalGuide(IntakeAround):
         return {"local-guide": self, **super().stateful()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the guide's state, the vector, and what was taken in of whom."""
+        """Return the guide's state, the vector, and what was taken in of each client."""
         return {
             "guide": self._guide.state_dict(),
             "vector": self._vector,
@@ -187,12 +196,12 @@ class LocalGuide(IntakeAround):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the guide's state, and keep the rest for :meth:`go_on`."""
         self._guide.load_state_dict(state["guide"])
         self._saved = state
 
     def _log_news(self) -> None:
-        """Log who is taken to be noisy, where that is news."""
+        """Log which clients are taken to have noisy labels, if that has changed."""
         if self._guide.noisy == self._logged_noisy:
             return
         self._logged_noisy = self._guide.noisy
@@ -201,4 +210,5 @@ class LocalGuide(IntakeAround):
 
 
 def _log_unusable(server_round: int, error: Exception) -> None:
+    """Log that the guide cannot use what clients reported."""
     logger.error("round %d: the reports cannot be used: %s", server_round, printable(repr(error)))

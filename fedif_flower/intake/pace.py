@@ -1,4 +1,4 @@
-"""How long a round waits for replies, and for how long a reply may take to count."""
+"""How long a round waits for replies, and for how many rounds a late reply still counts."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from fedif_flower.settings import Setting
 
 
 def inverse_root(rounds: int) -> float:
-    r"""Return :math:`1 / \sqrt{1 + s}`, what FedBuff counts an update of s rounds ago for."""
+    r"""Return :math:`1 / \sqrt{1 + s}`, FedBuff's factor for an update that is s rounds late."""
     return 1.0 / math.sqrt(1.0 + rounds)
 
 
 @dataclass(frozen=True)
 class Pace(CheckedFields):
-    """When a round closes, and for how long late replies count.
+    """When a round closes, and for how many rounds late replies count.
 
     A late reply enters the round in which it comes. It is screened against the model that it was
-    trained on, and its update is multiplied by ``staleness`` of the rounds between: scores, steps
-    and contributions are those of what it became. A member is not asked anew while its reply is
-    waited for.
+    trained on, and its update is multiplied by the factor ``staleness(rounds late)``. Scores, steps
+    and contributions are those of the shortened update. A member is not asked again while the
+    server waits for its reply.
 
     Parameters
     ----------
     quorum : float
-        A round closes with this many usable replies: from 1 on a number, below 1 a share of the
-        members that are asked or still at work; 0: all that are asked are waited for.
+        The number of usable replies with which a round closes: a number if it is >= 1, a share of
+        the members asked or still at work if it is below 1. 0: the round waits for all members.
     grace : float
-        Seconds for which a round stays open once it has its quorum, >= 0.
+        Seconds, >= 0, for which a round stays open once it has its quorum.
     ask_more : float
-        How many times as many members are drawn as otherwise would be, rounded up, >= 1.
+        The factor, >= 1, by which more members are drawn than otherwise, rounded up.
     late_rounds : int
-        A reply counts if it comes at most this many rounds late; 0: what is late is lost.
+        How many rounds late a reply may be and still count, >= 0; 0: late replies are lost.
     staleness : callable
-        Takes rounds of delay >= 1, returns a factor in [0, 1].
+        Takes the number of rounds, >= 1, that a reply is late; returns a factor in [0, 1].
 
     References
     ----------
@@ -80,62 +80,87 @@ class Pace(CheckedFields):
     staleness: Callable[[int], float] = inverse_root
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for what is out of range."""
+        """Raise ConfigError if a field is out of range."""
         super().__post_init__()
         whole = self.quorum < 1 or self.quorum == int(self.quorum)
         require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
         require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
 
     def require_in(self, grid: Grid) -> None:
-        """Raise ConfigError where a round cannot close as it should: the grid's loop waits."""
+        """Raise ConfigError for a quorum in a grid that cannot close a round early.
+
+        In another loop than the strategy's ``start``, the loop's own grid waits for all replies.
+        """
         words = "0 where another loop than the strategy's own start sends the messages"
         require(isinstance(grid, ScreenedGrid) or not self.quorum, "quorum", self.quorum, words)
 
     def require_within(self, timeout: float | None) -> None:
-        """Raise ConfigError where a round's time is over before its grace: no quorum closes it."""
+        """Raise ConfigError if ``grace`` is not shorter than a round's timeout, in seconds.
+
+        Otherwise the timeout would close every round before its quorum can.
+        """
         is_within = not self.grace or timeout is None or self.grace < timeout
         require(is_within, "grace", self.grace, f"less than timeout = {timeout}")
 
     def num_drawn(self, num_nodes: int, fraction: float, least: int) -> int:
-        """Return how many members a round draws of so many nodes, where all of them are free.
+        """Return how many of ``num_nodes`` nodes a round draws, if all of them may be drawn.
 
-        They are at least ``ask_more`` times as many as without it, rounded up: whatever the
-        rounding of the share, or ``least``, has made of these.
+        The number is at least ``ask_more`` times the number that would be drawn without
+        ``ask_more``, rounded up. The latter is already rounded, or raised to ``least``.
 
         Parameters
         ----------
         num_nodes : int
-            Nodes online.
+            The number of nodes online.
         fraction : float
-            The share that is drawn, if no more are asked.
+            The share of them that is drawn without ``ask_more``.
         least : int
-            So many are drawn at least, where there are as many.
+            The smallest number to draw, if there are so many nodes.
         """
         fewest = max(least, 1)
         drawn = share_of(round(self.ask_more * num_nodes), fraction, fewest)
         without_more = share_of(num_nodes, fraction, fewest)
-        # 1.1 * 10 is 11.000...01: eleven are meant.
+        # In floating point 1.1 * 50 is 55.000...01, which must not be rounded up to 56.
         as_many_times = math.ceil(self.ask_more * without_more - 1e-9)
         return min(max(drawn, as_many_times), num_nodes)
 
     def fewest_replies(self, at_work: int) -> int:
-        """Return with how few usable replies a round closes in time, of so many members at work."""
+        """Return the smallest number of replies with which a round of ``at_work`` members closes.
+
+        It is the quorum, or all of them without one; a round whose time is over may have fewer.
+        """
         quorum = self._quorum_of(at_work)
         if not quorum:
             return at_work
         return quorum
 
     def most_replies(self, num_drawn: int, num_nodes: int) -> int:
-        """Return how many replies a round takes in at most, with so many drawn of so many nodes."""
+        """Return the largest number of replies that a round can take in.
+
+        Parameters
+        ----------
+        num_drawn : int
+            The number of members that the round draws.
+        num_nodes : int
+            The number of nodes online.
+        """
         at_work = num_drawn
-        if self.late_rounds:  # All others may be at work for earlier rounds.
+        if self.late_rounds:  # All other nodes may be at work for earlier rounds.
             at_work = num_nodes
         if self.grace:
             return at_work
         return self.fewest_replies(at_work)
 
     def closing(self, num_asked: int, awaited: Collection[int]) -> Closing:
-        """Return when a round closes in which so many members are asked, beside those at work."""
+        """Return when a round closes.
+
+        Parameters
+        ----------
+        num_asked : int
+            The number of members that the round asks.
+        awaited : collection of int
+            The ids of the nodes asked in earlier rounds whose replies still count.
+        """
         at_work = num_asked + len(awaited)
         quorum = self._quorum_of(at_work) or None
         return Closing(
@@ -147,14 +172,18 @@ class Pace(CheckedFields):
         )
 
     def _quorum_of(self, at_work: int) -> int:
-        """Return how many replies the quorum is, of so many members; 0: there is none."""
+        """Return the quorum of ``at_work`` members as a number of replies; 0 if there is none."""
         if self.quorum >= 1:
             return min(int(self.quorum), at_work)
-        # 0.07 * 100 is 7.000...01: the share is meant, not its rounding error.
+        # In floating point 0.07 * 100 is 7.000...01, which must not be rounded up to 8.
         return math.ceil(self.quorum * at_work - 1e-9)
 
     def require_all_drawn(self) -> None:
-        """Raise ConfigError where other clients take part than were drawn with their chances."""
+        """Raise ConfigError unless exactly the clients that are drawn take part in a round.
+
+        Independent sampling divides weights by the probability with which a client takes part. With
+        a quorum, late replies or ``ask_more`` that probability is not known.
+        """
         if self.quorum or self.late_rounds or self.ask_more != 1:
             raise ConfigError(
                 "sampling = 'independent'; allowed: 'fixed-size' where rounds close with a quorum, "
@@ -164,4 +193,4 @@ class Pace(CheckedFields):
 
 
 SYNCHRONOUS = Pace()
-"""All that are asked are waited for."""
+"""The default: a round waits for all members that it asks, and late replies are lost."""
