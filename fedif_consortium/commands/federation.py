@@ -204,6 +204,7 @@ def keeper_client(folder: Folder = _HERE) -> None:
 
 
 def _folder(path: Path) -> FederationFolder:
+    """Return the federation's folder, with the path of its list of removed members."""
     from fedif_consortium.federation.records import FederationFolder
 
     # Paths are resolved, so that each spelling of the folder leads to the same list beside it.

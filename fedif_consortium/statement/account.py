@@ -86,8 +86,9 @@ class Account:
     loss_after : float, optional
         The loss at the end of the run; ``None``: it is not finite.
     decrease : float, optional
-        How much the loss fell from ``loss_before`` to ``loss_after``; ``None`` without them. It is
-        the sum of ``attributed``, ``remainder`` and ``left_out_decrease``.
+        How much the loss fell from ``loss_before`` to ``loss_after``; ``None`` without them. If
+        members have shares, it is the sum of ``attributed``, ``remainder`` and
+        ``left_out_decrease``.
     attributed : float
         The sum of the members' contributions to the rounds that count.
     remainder : float

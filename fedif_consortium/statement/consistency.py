@@ -104,6 +104,7 @@ def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
 
 
 def _not_adding_up(records: RunRecords, part: Part, split: str) -> StatementError:
+    """Return the error for contributions that do not add up; ``split`` is "class" or "block"."""
     name = records.folder.attribution.path.name
     return StatementError(
         f"{name}: in round {part.round} the contributions of client {part.client_id} by {split} do "

@@ -121,6 +121,7 @@ class NearestSwap:
 
 
 def _distance_of(swap: NearestSwap) -> float:
+    """Return a swap's distance; infinity if no mix of classes brings it about."""
     if swap.distance is None:
         return math.inf
     return swap.distance
@@ -312,6 +313,7 @@ _AGAINST: tuple[Reason, ...] = ("wrong-labels", "contradicted")
 
 
 def _why_unjudged(examined: Examined, standing: Standing) -> Unjudged:
+    """Return why a run has no verdict; empty: it has one."""
     if examined.examples is None:
         return "not-examined"
     if not standing.is_paid.any():

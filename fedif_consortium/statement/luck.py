@@ -202,6 +202,7 @@ def groups(values: Array, apart: NDArray[np.bool_]) -> list[list[int]]:
 
 @lru_cache(maxsize=64)
 def _range(members: int, degrees: int) -> float:
+    """Return the 95 % quantile of the studentised range, which is slow to compute."""
     return float(studentized_range.ppf(CONFIDENCE, max(members, 2), degrees))
 
 

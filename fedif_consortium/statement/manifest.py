@@ -156,6 +156,8 @@ class Manifest(_Part):
 
 
 class _Subject(_Part):
+    """The model's file and its SHA-256."""
+
     name: Literal["model.pt"]
     digest: Annotated[dict[Literal["sha256"], Sha256], Field(min_length=1)]
 

@@ -85,9 +85,10 @@ class Stated(RunPart):
     def finished(self, run: RunContext) -> None:
         """Make the statement, and send every node that is online its pages.
 
-        A statement is made only if clients are real nodes, and contributions were attributed. If
-        making or delivering it fails, the run does not: the log has the error, and pages that were
-        not delivered stay in the queue.
+        A statement is made only if clients are real nodes, and contributions were attributed. If it
+        cannot be made or delivered, the run does not fail for that: the log has the error, and
+        pages that were not delivered stay in the queue. (A lost connection to the SuperLink is not
+        caught here.)
         """
         folder = run.folder
         if folder.attribution.path.is_file() and not is_simulated(run.grid):

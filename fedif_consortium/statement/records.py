@@ -403,6 +403,7 @@ def _parse(
 
 
 def _lines(table: Table) -> list[Line]:
+    """Return the lines of a table with the types of its values; empty without a file."""
     content = read_table(table.path, more=True)
     # Only the first column has to be there: later versions have added columns.
     first = table.columns[0]

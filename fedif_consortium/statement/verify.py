@@ -388,6 +388,7 @@ def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
 
 
 def _in_words(attempts: Attempts | None) -> str:
+    """Return the last of some attempts in words, for an error message."""
     if attempts is None:
         return "a run whose attempts are not counted"
     name = printable(attempts.name)

@@ -144,6 +144,7 @@ def _key_of(headers: Mapping[bytes, bytes]) -> str:
 
 @lru_cache(maxsize=1000)
 def _id_of(key: bytes) -> str:
+    """Return the id of a public key in PEM, as :func:`removed_keys` defines it."""
     public_key = bytes_to_public_key(key)
     der = public_key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).hexdigest()
