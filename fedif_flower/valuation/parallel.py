@@ -1,4 +1,4 @@
-"""Passes over held-out data: by one copy of the model, by one for each core, in the background."""
+"""Passes over held-out data: with one copy of the model, one for each core, in the background."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-Buffers = Mapping[str, Tensor] | None  # And frozen parameters, by name.
+Buffers = Mapping[str, Tensor] | None  # Buffers and frozen parameters, by name.
 
 # Below this many parameters times examples, several threads are not faster.
 _WORTH_SHARING = 10_000_000
-# Parameters of all replicas together for one pass: larger models keep the cores busy by themselves.
+# The most parameters of all replicas together, for one pass: larger models keep the cores busy by
+# themselves.
 _MOST_REPLICATED = 32_000_000
 
 
@@ -48,7 +49,7 @@ class LossAndGradient(NamedTuple):
 
 
 class Judge:
-    """A copy of the model with the objective, in one thread at a time.
+    """A copy of the model with the objective. One thread at a time uses it.
 
     Parameters
     ----------
@@ -57,12 +58,12 @@ class Judge:
     objective : Objective
         Loss and scores.
     whole : frozenset of str
-        The scores that are taken once, of the outputs for all examples; others are means over
-        batches.
+        The scores that are computed once, of the outputs for all examples; the others are means
+        over batches.
     is_random : bool
-        Whether model or functions draw at random. Each batch then has a random state of its own,
-        the same in every pass: two models differ by their parameters alone. A pass has to be within
-        :func:`~fedif_flower.tasks.modules.own_randomness`, and in one thread.
+        Whether model, loss or scores draw at random. Each batch then has a random state of its own,
+        the same in every pass, so that results for two models differ by their parameters alone. A
+        pass has to be within :func:`~fedif_flower.tasks.modules.own_randomness`, in one thread.
     """
 
     def __init__(
@@ -85,17 +86,20 @@ class Judge:
         return Judge(model, self.objective, whole=self.whole, is_random=self.is_random)
 
     def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """Yield batches, each when the random state is its own."""
+        """Yield batches one by one; if the judge is random, seed the random state of each first."""
         for number, batch in enumerate(batches):
             if self.is_random:
                 seed_all(derive_seed("validation-batch", 0, number), self.device)
             yield batch
 
-    @torch.enable_grad()  # Whoever asks may evaluate without gradients.
+    @torch.enable_grad()  # The caller may be in a context without gradients.
     def differentiate(self, batches: Sequence[Batch], total_weight: float) -> LossAndGradient:
-        """Return what these batches add to the mean loss of the whole and to its gradient."""
+        """Return what these batches add to the mean loss over all data, and to its gradient.
+
+        ``total_weight`` is what the mean over all data divides by.
+        """
         gradient = self.model.zero_gradient()
-        # Half precision keeps three digits: the batches' gradients are then added up elsewhere.
+        # Half precision has three digits: then the batches' gradients are added up in float32.
         is_added_apart = is_half(gradient)
         total = gradient
         if is_added_apart:
@@ -115,7 +119,7 @@ class Judge:
                 (loss * share).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
             weights.append(batch.weight)
-        # All at once: each number read from another device waits for the work there.
+        # All losses are read at once: each read from another device waits for the work there.
         values = torch.stack(losses).tolist() if losses else []
         weighted = [value * weight for value, weight in zip(values, weights, strict=True)]
         if not is_added_apart:
@@ -128,8 +132,8 @@ class Judge:
     ) -> list[Tensor]:
         """Return what these batches add to the gradient ``[d]`` of each of several mean losses.
 
-        They are taken of the same outputs: one pass forward serves them all. Gradients are at
-        least in float32.
+        All losses take the same outputs, so that one forward pass serves them all. Gradients are
+        at least in float32. ``total_weight`` is what the means over all data divide by.
         """
         parameters = self.model.parameters
         wide = torch.promote_types(self.model.params.dtype, torch.float32)
@@ -153,12 +157,12 @@ class Judge:
     def sum(self, batches: Sequence[Batch], metrics: Sequence[str]) -> Tensor:
         """Return each metric's sum over these batches, ``[len(metrics)]``.
 
-        A score that is taken of all examples at once stands there itself.
+        For a score that is computed of all examples at once, it is the score itself.
 
         Raises
         ------
         NotGatheredError
-            If there is such a score, and outputs or targets cannot be put one after the other.
+            If there is such a score, and the batches' outputs or targets cannot be joined.
         """
         by_batch = [metric for metric in metrics if metric not in self.whole]
         at_once = [metric for metric in metrics if metric in self.whole]
@@ -172,7 +176,7 @@ class Judge:
                     pieces.append(on_cpu(arguments, self.objective.class_mean))
             sums: dict[str, Tensor] = {}
             for place, metric in enumerate(by_batch):
-                column = [row[place] for row in figures]  # A figure of each batch.
+                column = [row[place] for row in figures]  # One figure for each batch.
                 sums[metric] = self._weighted_sum(column, batches, metric)
             if at_once:
                 scores = self.objective.metric_figures(gather(pieces), at_once)
@@ -182,17 +186,17 @@ class Judge:
     def _weighted_sum(
         self, values: Sequence[Tensor], batches: Sequence[Batch], metric: str
     ) -> Tensor:
-        """Return the sum of a metric's values, one of each batch, times the batch's weight."""
+        """Return the sum of a metric's values, one for each batch, times the batches' weights."""
         counted = []
         weights = []
         for value, batch in zip(values, batches, strict=True):
             weight = _weight(batch, metric)
-            if weight:  # Where no target counts, the mean is 0 / 0.
+            if weight:  # In a batch where no target counts, the mean is 0 / 0.
                 counted.append(value)
                 weights.append(weight)
         if not counted:
             return torch.zeros(())
-        # No half precision rounds their sum.
+        # In the widest type, since half precision would round the sum.
         column = self._widest(torch.stack(counted))
         return torch.dot(column, column.new_tensor(weights))
 
@@ -202,9 +206,9 @@ class Judge:
 
 
 def _weight(batch: Batch, metric: str) -> float:
-    """Return how often a batch's figure counts in the sum."""
+    """Return the weight of a batch's figure in the sum over batches."""
     if metric == "accuracy":
-        return 1.0  # It is a number of right answers; losses and scores are means.
+        return 1.0  # The figure is already a sum, of right answers; losses and scores are means.
     if metric == "loss":
         return batch.weight
     return batch.size
@@ -213,23 +217,24 @@ def _weight(batch: Batch, metric: str) -> float:
 class JudgePool:
     """Threads that each use one core and work with a judge of their own.
 
-    Whole models in parallel keep all cores busy where the operations inside one model are too
-    small to be split, and no thread waits for a core that another process has taken.
+    Several models evaluated in parallel keep all cores busy, where the operations inside one model
+    are too small to be split. No thread has to wait for a core that another process has taken.
 
     Parameters
     ----------
     judges : sequence of Judge
-        At least one; no two threads use one at a time.
+        At least one. Each is used by one thread only.
 
     Attributes
     ----------
     lock : Lock
-        Is held by whoever loads models into the judges, until they have answered.
+        A caller holds it from loading models into the judges until it has all results.
     """
 
     def __init__(self, judges: Sequence[Judge]) -> None:
         self.judges = tuple(judges)
-        # Threads hold what begins them, but not the pool: they end with it.
+        # `begin` refers to local variables, not to the pool: threads keep alive what they refer to,
+        # and the pool has to go once nobody uses it, since its threads end with it.
         of_thread = local()
         free_judges = iter(self.judges)
         all_begun = Barrier(len(judges) + 1)
@@ -240,25 +245,26 @@ class JudgePool:
             all_begun.wait()
 
         self._of_thread = of_thread
-        self.lock = Lock()  # Of who uses the judges.
+        self.lock = Lock()
         self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
         threads = torch.get_num_threads()
-        # The pool starts a thread for each thing to do, until it has them all.
+        # The executor starts one thread for each task while no thread is idle. The tasks do
+        # nothing; the barrier makes each thread wait until all of them have started.
         for _ in judges:
             self._executor.submit(bool)
         all_begun.wait()
-        # The call in a thread also set what later threads begin with.
+        # `fix_threads` in a thread also changed the number with which later threads begin.
         torch.set_num_threads(threads)
 
     def map(self, work: Callable[[Judge, Item], Answer], items: Iterable[Item]) -> list[Answer]:
-        """Return ``work(judge, item)`` for each item, in their order."""
+        """Return ``work(judge, item)`` for each item, in the items' order."""
         return list(self._executor.map(lambda item: work(self._of_thread.judge, item), items))
 
 
 class SharedGradients:
-    """Takes the gradients that several parts of a server need while the clients train.
+    """Computes the gradients that several parts of a server need, while the clients train.
 
-    Work is done in the order in which it was begun, by one thread.
+    One thread does the work, in the order in which it was begun.
 
     Parameters
     ----------
@@ -266,8 +272,9 @@ class SharedGradients:
         Takes a model's parameters ``[d]`` and named buffers, such as
         :meth:`~fedif_flower.valuation.validation.Validation.loss_and_gradient`.
     in_background : bool
-        ``False``: work is done at once, by whoever begins it. The random state is the process's:
-        clients that train in it meanwhile would draw from the one that a pass has set.
+        ``False``: work is done at once, in the thread that begins it. That is for a model that
+        draws at random. A pass sets the random state of the whole process, and clients that train
+        in this process meanwhile would draw from it.
     """
 
     def __init__(
@@ -278,22 +285,28 @@ class SharedGradients:
     ) -> None:
         self._loss_and_gradient = loss_and_gradient
         self._in_background = in_background
-        # A thread starts with the number of torch threads that is set at that moment. Unless it
-        # is fixed now, the gradient's last bits depend on what else runs.
+        # A thread starts with the number of torch threads that is set at that moment. If it were
+        # not fixed now, the gradient's last bits would depend on what else runs.
         self._threads = torch.get_num_threads()
-        # For the last two models: a step leads from one to the other. Another strategy may begin
-        # with its own meanwhile: a tuple that is looked through stays as it is.
+        # The last two models and their results: a step leads from one to the other. It is a tuple
+        # that is replaced as a whole, since another thread may begin with its model meanwhile.
         self._begun: tuple[tuple[Tensor, Future[LossAndGradient]], ...] = ()
 
     def begin(self, params: Tensor, buffers: Buffers) -> Future[LossAndGradient]:
-        """Begin with loss and gradient at a model, unless it is one of the last two begun with.
+        """Begin to compute loss and gradient at a model, unless it is one of the last two.
 
         Parameters
         ----------
         params : Tensor
-            ``[d]``; the model is known by this very tensor, which must not change any more.
+            ``[d]``. The model is recognised by this very tensor, which must not change any more.
         buffers : mapping of str to Tensor, optional
             As in :meth:`~fedif_flower.valuation.validation.Validation.gradient`.
+
+        Returns
+        -------
+        Future of LossAndGradient
+            It raises DivergedError if the gradient is not finite. What has failed is computed anew
+            when it is begun once more.
         """
         for earlier_params, future in self._begun:
             if earlier_params is not params:
@@ -306,43 +319,45 @@ class SharedGradients:
         return future
 
     def submit(self, function: Callable[[], Answer]) -> Future[Answer]:
-        """Let the thread do something more."""
+        """Let the thread call a function after the work that was begun before."""
         if self._in_background:
             return self._executor.submit(function)
         done: Future[Answer] = Future()
         try:
             done.set_result(function())
-        except Exception as error:  # It is raised where the result is asked for.
+        except Exception as error:  # It is raised where the result is read, as from a thread.
             done.set_exception(error)
         return done
 
     @cached_property
     def _executor(self) -> ThreadPoolExecutor:
+        """The one thread, which starts with the first work."""
         return ThreadPoolExecutor(
             1, "validation-gradient", initializer=fix_threads, initargs=(self._threads,)
         )
 
 
 class Passes:
-    """Passes over held-out batches, by one judge or by replicas of it for the cores.
+    """Passes over held-out batches, by one judge, or by replicas of it that each use one core.
 
-    It is the part of a :class:`~fedif_flower.valuation.validation.Validation` that knows threads,
-    replicas and random states, but no user's functions. The files that cut a held-out set into
-    parts take it for the set: Validation imports them, so that they cannot import Validation.
+    It is the part of a :class:`~fedif_flower.valuation.validation.Validation` that handles threads,
+    replicas and random states, but not the user's functions. Functions that cut a held-out set into
+    parts have this class as the type of the set: Validation imports them, so that they cannot
+    import Validation.
 
-    Replicas are made when they are needed first, and shared by copies of this object.
+    Replicas are made when they are first needed, and shared by copies of this object.
 
     Attributes
     ----------
     judge : Judge
-        The copy of the model, and the objective. It decides what parameters and buffers replicas
-        have, where no others are given.
+        The copy of the model, and the objective. Replicas have its parameters and buffers where no
+        others are given.
     batches : list of Batch
         The data, with the size of each batch.
     metrics : frozenset of str
-        What is defined on them.
+        The metrics that are defined on the data.
     num_examples, total_weight : float
-        How many examples count, and what the mean of their losses divides by.
+        How many examples have a target, and what the mean of their losses divides by.
     """
 
     metrics: frozenset[str]
@@ -354,15 +369,15 @@ class Passes:
         self._pools: dict[str, JudgePool] = {}
 
     def hold(self, batches: Iterable[Batch]) -> None:
-        """Take these batches for all of the data."""
+        """Make these batches all of the data, and add up their sizes."""
         self.batches = list(batches)
         self.num_examples = sum(batch.size for batch in self.batches)
         self.total_weight = sum(batch.weight for batch in self.batches)
 
     def part(self, contents: Iterable[Any]) -> Self:
-        """Return the same on batches of the same kind, with this model."""
+        """Return a copy of this object with other batches of the same kind, and the same model."""
         other = copy.copy(self)
-        vars(other).pop("gradients", None)  # They were taken on all of the data.
+        vars(other).pop("gradients", None)  # This object's gradients are those on its own data.
         with self.alone() as judge, torch.no_grad():
             module = judge.model.module
             other.hold([judge.objective.batch_with_size(module, content) for content in contents])
@@ -370,33 +385,37 @@ class Passes:
 
     @contextmanager
     def alone(self) -> Iterator[Judge]:
-        """Give the judge to the calling thread; there is no other pass meanwhile."""
-        # The random state is asked for first: who trains with it may ask for the judge.
+        """Give the judge to the calling thread; no other thread has it meanwhile."""
+        # The lock of the random state comes first: a thread that has it while it trains may also
+        # ask for the judge, and two threads with one lock each would wait for each other.
         with self._own_randomness(), self._lock:
             yield self.judge
 
     def _own_randomness(self) -> AbstractContextManager[None]:
+        """Return the context of a pass: one with seeded draws, if the judge draws at random."""
         if not self.judge.is_random:
             return nullcontext()
         return own_randomness(0, self.judge.device)
 
     @contextmanager
     def side_by_side(self, metric: str, at_most: int) -> Iterator[JudgePool | None]:
-        """Give judges with a thread each, for many models, to nobody else meanwhile.
+        """Give a pool of judges to the caller alone, to evaluate many models.
 
-        ``None`` where one judge is as fast.
+        ``None`` is given in place of a pool where :meth:`alone` is as fast.
 
         Parameters
         ----------
         metric : str
-            What is taken of the models.
+            The metric by which models are evaluated.
         at_most : int
-            Replicas: more copies of the model would take too much memory.
+            How many replicas there may be: more copies of the model would take too much memory.
         """
         threads = torch.get_num_threads()
         if self.judge.device.type != "cpu" or threads == 1 or self.judge.is_random:
             yield None
             return
+        # Otherwise one thread with one core: several would not be faster, or may not call the
+        # user's functions at once.
         size = 1
         purpose = "models one by one"
         if self._is_worth_sharing() and self._may_be_shared([metric]):
@@ -418,9 +437,9 @@ class Passes:
     ) -> list[Answer]:
         """Return ``work(judge, batches)`` for parts of the batches, each on a core of its own.
 
-        A pass over small batches keeps one core busy, and several only in part. Losses of
-        ``batch_loss`` and scores of the user's own stay in one thread: they may keep a state, or be
-        taken of all examples at once. So does a model that draws at random.
+        The batches are divided among the cores because a pass over one small batch keeps only one
+        core busy. All batches stay in one thread for a ``batch_loss`` and for the user's scores,
+        which may keep a state or need all examples at once, and for a model that draws at random.
 
         Parameters
         ----------
@@ -429,9 +448,9 @@ class Passes:
         buffers : mapping of str to Tensor, optional
             Buffers and frozen parameters by name; those left out stay as they were.
         work : callable
-            Is called with a judge that has these parameters, and with some of the batches.
+            Called with a judge that has these parameters, and with some of the batches.
         metrics : iterable of str
-            The metrics that it takes.
+            The metrics that ``work`` computes.
         """
         threads = min(torch.get_num_threads(), len(self.batches))
         with self.alone() as first:
@@ -448,7 +467,7 @@ class Passes:
             return self._pool("pass", threads).map(on, range(threads))
 
     def _is_shared(self, threads: int, metrics: Iterable[str]) -> bool:
-        """Tell whether several threads may take a pass for these metrics, and are faster."""
+        """Tell whether several threads may share a pass for these metrics, and are faster."""
         if threads == 1 or self.judge.is_random or not self._is_worth_sharing():
             return False
         if threads * self.judge.model.params.numel() > _MOST_REPLICATED:
@@ -456,9 +475,9 @@ class Passes:
         return self._may_be_shared(metrics)
 
     def _may_be_shared(self, metrics: Iterable[str]) -> bool:
-        """Tell whether several threads may take these metrics at once.
+        """Tell whether several threads may compute these metrics at the same time.
 
-        Losses of ``batch_loss`` and scores of the user's own may not: they may keep a state.
+        They may not for a ``batch_loss`` and for the user's scores, which may keep a state.
         """
         if not isinstance(self.judge.objective, PairObjective):
             return False
@@ -470,7 +489,7 @@ class Passes:
         return self.judge.device.type == "cpu" and size >= _WORTH_SHARING
 
     def _pool(self, purpose: str, size: int) -> JudgePool:
-        """Return ``size`` replicas of the judge or more, made when they are needed first."""
+        """Return a pool of at least ``size`` replicas of the judge, made when first needed."""
         with self._pool_lock:
             if purpose not in self._pools or len(self._pools[purpose].judges) < size:
                 self._pools[purpose] = JudgePool([self.judge.replica() for _ in range(size)])

@@ -14,18 +14,18 @@ from fedif_flower.tasks.rows import class_labels, count_rows, join, take_of_all
 from fedif_flower.valuation.parallel import Passes
 
 BLOCKS = 20
-MIN_EXAMPLES = 20  # Fewer say nothing about how much depends on the examples.
-_SEED = 0x5EED
-_Whole = TypeVar("_Whole", bound=Passes)  # A Validation.
+MIN_EXAMPLES = 20  # Fewer say nothing about how much a result depends on the examples.
+_SEED = 0x5EED  # Fixed, so that the same examples are always cut into the same blocks.
+_Whole = TypeVar("_Whole", bound=Passes)  # In use, a Validation.
 
 logger = logging.getLogger(__name__)
 
 
 def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    r"""Draw ``count`` of n examples, each with the chance :math:`k / n`, of each class its share.
+    r"""Draw k of n examples, each with the chance :math:`k / n`, stratified by class.
 
-    The examples are shuffled, sorted by class, and every :math:`n / k`-th is taken from a random
-    place on (systematic sampling), so that a class of :math:`n_c` examples gives
+    The examples are shuffled and sorted by class. From a random place on, every :math:`n / k`-th
+    example is taken (systematic sampling), so that a class of :math:`n_c` examples gives
     :math:`k n_c / n`, rounded up or down.
 
     Parameters
@@ -57,52 +57,54 @@ def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def draw_batches(
     batches: Sequence[Any], count: int, generator: torch.Generator
 ) -> list[Any] | None:
-    """Return ``count`` examples of batches, drawn by :func:`draw_rows`, in as large batches.
+    """Return ``count`` examples, drawn by :func:`draw_rows`, in batches about as large as before.
 
-    What was drawn of batches that cannot be joined, such as sequences that are padded for each
-    batch, stays in batches of its own.
+    Examples from batches that cannot be joined, such as sequences that each batch pads to its own
+    length, stay in separate batches.
 
     Returns
     -------
     list, optional
-        ``None`` where there are no more than ``count``, or where a batch's tensors do not count its
-        examples, so that none can be taken out.
+        ``None`` if there are no more than ``count`` examples, or if single examples cannot be taken
+        out of a batch, since its tensors do not have one length.
     """
     total = _num_rows(batches)
     if total <= count:
         return None
     labels = _labels(batches)
     if labels is None:
-        labels = torch.zeros(total)  # As if all were of one class.
+        labels = torch.zeros(total)  # Without classes, examples are drawn as if of one class.
     return _take(batches, draw_rows(labels, count, generator))
 
 
 def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
-    r"""Return the same validation on each of b blocks of its examples, drawn at random.
+    r"""Return the validation on each of b blocks into which its examples are cut at random.
 
     .. math:: \ell(w, D') = \sum_{k=1}^b \frac{|D'_k|}{|D'|} \ell(w, D'_k)
 
-    with :math:`D'_k` the examples of block k, and sums of class weights in place of counts where
-    the loss has some. Blocks' sizes differ by one example at most; the same examples are always cut
-    alike. All parts use the one copy of the model. Classes are not spread evenly on purpose: the
-    held-out set is drawn without regard to them, and so would another one be.
+    with :math:`\ell` the mean loss, D' all examples and :math:`D'_k` those of block k. If the loss
+    has class weights, their sums take the place of the counts. Blocks' sizes differ by one example
+    at most, and the same examples are always cut alike. All blocks share one copy of the model.
+    Blocks are not stratified by class on purpose: the held-out set was drawn without regard to
+    classes, and so would another one be.
 
     Parameters
     ----------
     validation : Validation
-        On batches whose tensors count examples.
+        A validation from whose batches single examples can be taken out.
     blocks : int
-        b, >= 2; where there are fewer than two examples for each, there are fewer blocks. 0: none.
+        b >= 2. If there were fewer than two examples in a block, there are fewer blocks. 0: none.
 
     Returns
     -------
     list of Validation
-        Empty with fewer than 20 examples, and where single examples cannot be taken out.
+        Empty if there are fewer than 20 examples, if single examples cannot be taken out, or if no
+        target counts in one of the blocks; the log says so.
 
     Raises
     ------
     ConfigError
-        If b is 1, of which no interval can be told, or negative.
+        If b is 1, from which no interval follows, or is negative.
     """
     fits = is_count(blocks) and blocks != 1
     require(fits, "blocks", blocks, "an integer >= 2, or 0 for none")
@@ -121,7 +123,7 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
     parts = []
     for block in range(count):
-        rows = order[block::count].sort().values  # As many as in any other block, or one fewer.
+        rows = order[block::count].sort().values  # Blocks' sizes differ by one at most.
         parts.append(validation.part(_take(batches, rows)))
     if not all(part.total_weight for part in parts):
         logger.warning("no intervals for another held-out set: in a block, no target counts")
@@ -136,25 +138,26 @@ def block_weights(blocks: Sequence[Passes]) -> Tensor:
 
 
 def class_validations(validation: _Whole) -> list[_Whole]:
-    r"""Return the same validation on the examples of each class, in the order of the classes.
+    r"""Return the validation on the examples of each class, in the order of the classes.
 
     .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
 
-    with :math:`D'_c` the examples of class c, and sums of class weights in place of counts where
-    the loss has some: gradients on the parts add up to the gradient on the whole. Examples whose
-    target is ignored belong to no class. A class of weight 0 has no loss of its own: its part has
-    the weight 0, and is for nobody to be evaluated on. All parts use the one copy of the model.
+    with :math:`\ell` the mean loss, D' all examples and :math:`D'_c` those of class c. If the loss
+    has class weights, their sums take the place of the counts. So the gradients on the parts, times
+    their weights, add up to the gradient on the whole. Examples whose target is ignored belong to
+    no class. A class of weight 0 has no mean loss: its part has the total weight 0, and must not be
+    evaluated. All parts share one copy of the model.
 
     Parameters
     ----------
     validation : Validation
-        On batches ``(inputs, targets)`` with integer targets ``[n]``, each number from 0 to the
-        highest among them.
+        A validation on batches ``(inputs, targets)`` with integer targets ``[n]``, in which every
+        number from 0 to the highest occurs.
 
     Raises
     ------
     ValuationError
-        If the targets are no classes, or a class has no example.
+        If the targets are no classes, one of them is negative, or a class has no example.
     """
     batches = [batch.content for batch in validation.batches]
     present = _classes_present(validation)
@@ -185,10 +188,10 @@ def class_validations(validation: _Whole) -> list[_Whole]:
 
 
 def missing_classes(validation: Passes) -> list[int]:
-    """Return the classes that the model answers and the validation set has no example of.
+    """Return the classes of the model that have no example in the validation set.
 
-    They are the columns of the model's outputs ``[n, classes]``; an empty list where the targets
-    are no classes.
+    The model's classes are the columns of its outputs ``[n, classes]``. The list is empty if the
+    targets are no classes.
     """
     present = _classes_present(validation)
     if not present:
@@ -197,9 +200,9 @@ def missing_classes(validation: Passes) -> list[int]:
 
 
 def count_answers(validation: Passes) -> int:
-    """Return how many classes the model answers, where the validation has an accuracy.
+    """Return how many classes the model has; the validation must have an accuracy.
 
-    It is asked about a whole batch: it may take no other size.
+    The model is called with a whole batch, since it may take no other size.
     """
     *inputs, _ = validation.batches[0].content
     with validation.alone() as judge, judge.model.evaluation_mode():
@@ -207,9 +210,9 @@ def count_answers(validation: Passes) -> int:
 
 
 def _classes_present(validation: Passes) -> set[int]:
-    """Return the classes that have an example; none where targets are no classes.
+    """Return the classes that have an example; the set is empty if targets are no classes.
 
-    A target that is ignored is no class.
+    A target that the loss ignores is no class.
     """
     labels = _labels([batch.content for batch in validation.batches])
     if labels is None or "accuracy" not in validation.metrics:
@@ -235,12 +238,13 @@ def _num_rows(batches: Sequence[Any]) -> int:
 
 
 def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
-    """Return the examples at ``rows`` [k], ascending, in batches as large as these.
+    """Return the examples at ``rows`` [k], ascending, in batches about as large as these.
 
-    They are smaller where pieces of several batches cannot be joined.
+    Batches are smaller where examples of several batches cannot be joined.
     """
-    pieces = take_of_all(batches, rows)  # Of each batch what was drawn of it.
+    pieces = take_of_all(batches, rows)  # What is taken of each batch.
     largest = max(count_rows(batch) for batch in batches)
+    # So many pieces make up about one batch: on average a piece has k / len(batches) examples.
     at_once = max(len(batches) * largest // max(len(rows), 1), 1)
     taken: list[Any] = []
     for start in range(0, len(pieces), at_once):
@@ -249,7 +253,7 @@ def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
 
 
 def _together(pieces: list[Any]) -> list[Any]:
-    """Return pieces of batches as a single batch; as they are where they cannot be joined."""
+    """Return pieces of batches as a single batch, or as they are if they cannot be joined."""
     try:
         return [join(pieces)]
     except ValuationError:

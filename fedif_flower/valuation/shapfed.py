@@ -13,7 +13,7 @@ def class_contributions(last_layer_updates: Tensor, weights: Tensor) -> Tensor:
               \Delta_c = \sum_j p_j \Delta_{jc}
 
     with :math:`\Delta_{ic}` client i's update of the last layer's row for class c and
-    :math:`p_j` the aggregation weights. 0 where either is a zero vector.
+    :math:`p_j` the aggregation weights. It is 0 where either vector is zero.
 
     Parameters
     ----------
@@ -43,7 +43,8 @@ def shapfed_contributions(last_layer_updates: Tensor, weights: Tensor) -> Tensor
 
     .. math:: \gamma_i = \frac{1}{|C|} \sum_{c \in C} \gamma_{ic}
 
-    with :math:`\gamma_{ic}` from :func:`class_contributions`, whose parameters these are.
+    with C the classes and :math:`\gamma_{ic}` from :func:`class_contributions`, which has the same
+    parameters.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""A model, its loss, its scores and its data tried together, before any client works for them."""
+"""Try a model, its loss, its scores and its data together, before any client works for them."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class Tried(NamedTuple):
     batches : list of Batch
         The data, in the memory format that is fastest, with the size of each batch.
     metrics : frozenset of str
-        What is defined on them.
+        The metrics that are defined on the data.
     whole : frozenset of str
-        The scores that are taken of all examples at once.
+        The scores that are computed of all examples at once.
     is_random : bool
-        Whether model or functions draw at random, from generators that can be seeded.
+        Whether model, loss or scores draw at random, from generators that can be seeded.
     """
 
     batches: list[Batch]
@@ -57,14 +57,16 @@ class Tried(NamedTuple):
 
 
 def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) -> Tried:
-    """Read all batches once the first has shown that they fit; return them, and what they are.
+    """Try model, loss and scores on the data; return the batches, and what the trial found.
+
+    The other batches are read only after the first one has shown that model, loss and data fit.
 
     Parameters
     ----------
     model : FlatModel
         The model; its gradients stay as they are.
     objective : Objective
-        Loss, and perhaps scores.
+        The loss, and scores if there are some.
     batches : iterator
         The data, on the model's device.
 
@@ -84,7 +86,8 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         metrics = objective.metrics
         if "accuracy" in metrics and not _has_accuracy(model.module, objective, batch):
             metrics = metrics - {"accuracy"}
-    # Data are read with the draws of the process: two sets that are drawn are not to be one.
+    # The data are read with the process's own random state: with a seeded one, two data sets that
+    # are drawn at random would be the same.
     contents = [_formatted(content, fastest) for content in chain([first], batches)]
     with own_randomness(0, device):
         require_mean(model, objective, contents)
@@ -95,19 +98,20 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
             try_batch_loss(model, objective, sized_batches)
             try_company(model, objective, sized_batches)
         whole = try_scores(model, objective, sized_batches, is_random=is_random)
-        # The scores may draw at random where the model does not.
+        # The scores may draw at random although model and loss do not.
         is_random = random_state(device) != before
         require_slope(model, objective, sized_batches)
     return Tried(sized_batches, metrics, whole, is_random)
 
 
 def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch.memory_format]:
-    """Return the first batch in the memory format that is fastest, once model and loss take it.
+    """Try model and loss on the first batch; return it in the fastest format, and this format.
 
     Raises
     ------
     ValuationError, ConfigError
-        If they do not, the loss depends on nothing that is trained, or on earlier passes.
+        If they fail on it, or if the loss does not depend on a trainable parameter, or depends on
+        earlier passes.
     """
     before = buffers_of(model.module)
 
@@ -131,11 +135,12 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
 
 
 def _formatted(batch: Any, memory_format: torch.memory_format) -> Any:
+    """Return a batch with all its images in a memory format."""
     return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
 
 
 def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
-    """Tell whether outputs and targets are classes."""
+    """Tell whether an accuracy is defined: whether outputs and targets are those of classes."""
     failure = "the accuracy cannot be taken of validation batch 1"
     with named(failure, batch), evaluation_mode(model)():
         arguments = objective.metric_arguments(model, batch)
@@ -145,12 +150,12 @@ def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
 
 @torch.no_grad()
 def _sized(model: nn.Module, objective: Objective, contents: Sequence[Any]) -> list[Batch]:
-    """Return batches with their sizes, without batches in which no example counts.
+    """Return the batches with their sizes, but for those in which no example counts.
 
     Raises
     ------
     ValuationError
-        If the loss fails on a batch, or counts no target at all.
+        If the loss fails on a batch, or counts no target of any batch.
     """
     batches = []
     skipped = 0

@@ -1,4 +1,4 @@
-"""A user's function tried on a few examples: whether it is a mean, and looks at pairs."""
+"""Try a user's function on a few examples: whether it is a mean, and pairs outputs and targets."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
 from fedif_flower.valuation.parts import draw_batches
 
-_MOST = 64  # Examples on which a function is tried.
-_ROUNDINGS = 1000  # A sum of so few terms is off by much less.
-_FAR = 0.01  # What a GPU's faster arithmetic rounds is less, as a share of the whole.
+_MOST = 64  # The most examples on which a function is tried.
+_ROUNDINGS = 1000  # Tolerance in roundings (eps): a sum over so few examples is off by much less.
+_FAR = 0.01  # Relative tolerance: even the faster, coarser arithmetic of a GPU is off by less.
 
 
 @contextmanager
 def named(
     failure: str, batch: Any, model: nn.Module | None = None, *, is_pair: bool = False
 ) -> Iterator[None]:
-    """Turn whatever a user's functions raise on a batch into one sentence about the failure.
+    """Turn whatever a user's functions raise on a batch into one ValuationError about ``failure``.
 
-    With a ``model`` it says, too, where the batch is of another floating-point type; and of a pair
-    ``(inputs, targets)``, where it has several inputs as one.
+    With a ``model``, the error also says if the batch has another floating-point type than the
+    model; with ``is_pair``, for a batch ``(inputs, targets)``, also if several inputs were passed
+    as one tuple. Errors of this package pass through.
     """
     try:
         yield
@@ -49,7 +50,7 @@ def named(
 
 
 def _several_inputs(model: nn.Module, batch: Any) -> str:
-    """Return how to pass inputs that came as one tuple to a model of several; empty: it is not."""
+    """Return how to pass several inputs that came as one tuple; empty if that is not the fault."""
     is_of_two = isinstance(batch, tuple | list) and len(batch) == 2
     if not is_of_two or not isinstance(batch[0], tuple | list):
         return ""
@@ -63,7 +64,7 @@ def _several_inputs(model: nn.Module, batch: Any) -> str:
 
 
 def _takes(model: nn.Module, *arguments: Any) -> bool:
-    """Tell whether a model answers when it is called with these."""
+    """Tell whether a model can be called with these arguments."""
     try:
         with torch.no_grad():
             model(*arguments)
@@ -73,19 +74,21 @@ def _takes(model: nn.Module, *arguments: Any) -> bool:
 
 
 class Sized(NamedTuple):
-    """What a function gives for some examples, and how much these weigh in a mean."""
+    """What a function gives for some examples, and the weight of these in a mean."""
 
-    figure: Tensor  # Of floating point.
+    figure: Tensor  # A floating-point scalar.
     size: float
 
 
 def some_examples(batches: Sequence[Any]) -> Any:
-    """Return up to 64 examples from all over the data as one batch.
+    """Return some examples from all over the data as one batch.
+
+    There are as many as in the largest batch, but at least 2 (or all there are), and at most 64.
 
     Raises
     ------
     Exception
-        Any, if batches cannot be divided or joined.
+        Of any type, if batches cannot be divided or joined.
     """
     largest = max(count_rows(batch) for batch in batches)
     count = min(max(largest, 2), _MOST)
@@ -98,7 +101,7 @@ def some_examples(batches: Sequence[Any]) -> Any:
 
 @contextmanager
 def with_noise(model: FlatModel) -> Iterator[None]:
-    """Let a model have very different parameters for a while."""
+    """Give a model very different parameters within the context."""
     start = model.params.clone()
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -110,9 +113,10 @@ def with_noise(model: FlatModel) -> Iterator[None]:
 
 
 def at_two_models(model: FlatModel, attempt: Callable[[], str]) -> str:
-    """Return what an attempt says at the first model, or else at one with much noise.
+    """Return what ``attempt`` says at the given model; if that is empty, at one with much noise.
 
-    A model that begins at zeros answers all examples alike: what is no mean looks like one there.
+    A model whose parameters are zeros gives the same output for all examples. There, a function
+    that is no mean may look like one.
     """
     why = attempt()
     if why:
@@ -120,22 +124,22 @@ def at_two_models(model: FlatModel, attempt: Callable[[], str]) -> str:
     with with_noise(model):
         try:
             return attempt()
-        except Exception:  # Out of a function that refuses what such a model answers.
+        except Exception:  # The function may refuse the outputs of such a model.
             return ""
 
 
 class Divided(NamedTuple):
-    """What a function gives for some examples, and for a third and two thirds of them."""
+    """What a function gives for some examples, for the first third of them, and for the rest."""
 
     whole: Sized
     first: Sized
     second: Sized
-    counts: tuple[int, int]  # Of examples in the parts.
+    counts: tuple[int, int]  # How many examples the two parts have.
 
     @property
     def mean(self) -> float:
-        """The mean of what it gives for the parts, by their sizes; NaN where these are 0."""
-        # A part in which nothing counts may give NaN.
+        """The mean of the parts' figures, weighted by their sizes; NaN if both sizes are 0."""
+        # A part in which no example counts may give NaN.
         parts = [part for part in (self.first, self.second) if part.size]
         if not parts:
             return math.nan
@@ -144,7 +148,10 @@ class Divided(NamedTuple):
 
     @property
     def is_mean(self) -> bool:
-        """Whether the whole's figure is the mean; no number for the whole says nothing."""
+        """Whether the whole's figure is the mean of the parts'; also true if that is not known.
+
+        It is not known if no example counts, or the whole's figure is not finite.
+        """
         nothing_counts = not (self.first.size + self.second.size)
         if nothing_counts or not math.isfinite(float(self.whole.figure)):
             return True
@@ -152,7 +159,7 @@ class Divided(NamedTuple):
 
     @property
     def is_far(self) -> bool:
-        """Whether the whole's figure is another than the mean by far more than rounding."""
+        """Whether the whole's figure differs from the mean by far more than rounding."""
         figures = [abs(float(sized.figure)) for sized in self[:3] if sized.size]
         rounding = _ROUNDINGS * torch.finfo(self.whole.figure.dtype).eps
         tolerance = max(rounding, _FAR) * max(figures, default=0.0)
@@ -160,17 +167,17 @@ class Divided(NamedTuple):
 
     @property
     def is_sum(self) -> bool:
-        """Whether the whole's figure is the sum of the parts', and not their mean."""
+        """Whether the whole's figure is not the mean of the parts', but their sum."""
         return not self.is_mean and self._is(float(self.first.figure) + float(self.second.figure))
 
     def _is(self, expected: float) -> bool:
-        """Tell whether the whole's figure is what is expected, as far as rounding allows."""
+        """Tell whether the whole's figure is the expected one, as far as rounding allows."""
         figures = [abs(float(sized.figure)) for sized in self[:3]]
         rounding = _ROUNDINGS * torch.finfo(self.whole.figure.dtype).eps
         return abs(float(self.whole.figure) - expected) <= rounding * max(figures)
 
     def __str__(self) -> str:
-        """Say what it gives."""
+        """Return the figures of the whole and the parts in words."""
         num_first, num_second = self.counts
         return (
             f"gives {float(self.whole.figure):.6g} for {num_first + num_second} examples, but "
@@ -181,9 +188,10 @@ class Divided(NamedTuple):
 
 
 def divide(function: Callable[[Any], Sized], examples: Any) -> Divided | None:
-    """Return what a function gives for the whole, and then for both parts.
+    """Return what a function gives for examples, and for two parts of them.
 
-    ``None`` for fewer than two examples (any structure of tensors).
+    ``examples`` are a batch of any structure. ``None``: they are fewer than two, or cannot be
+    divided.
     """
     count = count_rows(examples)
     if count < 2:
@@ -196,9 +204,9 @@ def divide(function: Callable[[Any], Sized], examples: Any) -> Divided | None:
 
 
 def why_no_mean(function: Callable[[Any], Sized], examples: Any) -> str:
-    """Return how a function's mean over two parts differs from its value for the whole.
+    """Return in words how a function's mean over two parts differs from its value for the whole.
 
-    Empty if they do not differ, or nothing can be told; see :func:`divide`.
+    Empty if they do not differ, or if that is not known; see :func:`divide`.
     """
     divided = divide(function, examples)
     if divided is None or divided.is_mean:
@@ -211,18 +219,19 @@ def require_pairs(
 ) -> None:
     """Raise ConfigError if a function compares each example's output with every target.
 
-    ``outputs - targets`` does so with shapes ``[n, 1]`` and ``[n]``. Such a function is found out
-    by answers that are right: it does not notice when targets change places, but does once both
-    have one shape.
+    ``outputs - targets`` does so with shapes ``[n, 1]`` and ``[n]``. Such a function shows itself
+    when it is given the right answers as outputs: its value stays the same if the targets change
+    places, but is another if outputs and targets have one shape.
 
     Parameters
     ----------
     name : str
-        What the function is called.
+        What error messages call the function.
     function : callable
         ``(outputs, targets)`` -> number.
     outputs, targets : Tensor ``[n, ...]``
-        Nothing is tried where they are no tensors, or their shapes leave no room for the mistake.
+        Nothing is tried if they are no tensors, or if this mistake is not possible with their
+        shapes.
     """
     if not _can_be_mistaken(outputs, targets):
         return
@@ -246,7 +255,10 @@ def require_pairs(
 
 
 def _can_be_mistaken(outputs: Any, targets: Any) -> bool:
-    """Tell whether outputs and targets are equally many numbers in different dimensions."""
+    """Tell whether outputs and targets are as many numbers each, in different dimensions.
+
+    If all targets are equal, a change of their places would not show anything.
+    """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return False
     if targets.dim() == 0 or len(targets) < 2 or outputs.dim() == targets.dim():
@@ -257,12 +269,12 @@ def _can_be_mistaken(outputs: Any, targets: Any) -> bool:
 
 
 def _orders(count: int) -> list[Tensor]:
-    """Return orders ``[count]``: backwards, from the second on, and at random."""
+    """Return three orders ``[count]``: backwards, shifted by one, and at random."""
     forwards = torch.arange(count)
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return [forwards.flip(0), forwards.roll(1), drawn]
 
 
 def _number(value: Any) -> float:
-    """Return what a user's function gave as a Python number."""
+    """Return what a user's function returned as a Python number."""
     return float(as_figure(value))

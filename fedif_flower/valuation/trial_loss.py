@@ -1,4 +1,4 @@
-"""A model and its loss tried on held-out data: whether they tell two models apart, and alike."""
+"""Try a model and its loss on held-out data: whether the loss is pure, a mean, and not constant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedif_flower.valuation.trial_functions import (
 
 logger = logging.getLogger(__name__)
 _SEED = 0
-_ROUNDINGS = 1000
+_ROUNDINGS = 1000  # Tolerance in roundings (eps) of the loss.
 _FOR_ONE_OUTPUT = (
     "nn.BCEWithLogitsLoss() for the logit of a yes or no, nn.BCELoss() for its probability, "
     "nn.MSELoss() for a quantity"
@@ -37,9 +37,9 @@ _FOR_ONE_OUTPUT = (
 
 
 def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
-    """Raise ConfigError where cross-entropy is taken of one number for each example.
+    """Raise ConfigError if the loss is cross-entropy and the model has a single output.
 
-    With a single class it is 0 whatever the model answers.
+    Cross-entropy with a single class is 0 whatever the output is.
     """
     if objective.class_mean is None:
         return
@@ -56,25 +56,26 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
 def require_pure(
     model: FlatModel, objective: Objective, batch: Any, before: Mapping[str, Tensor]
 ) -> None:
-    """Raise ValuationError if what a pass gives depends on the passes before it.
+    """Raise ValuationError if the result of a pass depends on the passes before it.
 
     Parameters
     ----------
     model : FlatModel
-        The model, in eval mode; it has looked at ``batch`` once or more.
+        The model, in eval mode. At least one pass over ``batch`` was made already.
     objective : Objective
         The loss.
     batch : any
         Some of the data.
     before : mapping of str to Tensor
-        Copies of its buffers from before the first pass.
+        Copies of the model's buffers from before the first pass.
     """
     module = model.module
     in_state = module.state_dict().keys()
     names = _changed(module, {name: before[name] for name in before if name in in_state})
     if names:
         raise ValuationError(f"the model changes {names} in eval mode, {_ALLOWED}")
-    # What is no part of the state may be filled once: tables that grow with the longest input.
+    # Buffers that are no part of the state may be filled once, as a table that grows with the
+    # longest input is. A second pass must not change them any more.
     filled = buffers_of(module)
     first = seeded_loss(model, objective, batch)
     names = _changed(module, filled)
@@ -102,14 +103,14 @@ def buffers_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _changed(module: nn.Module, before: Mapping[str, Tensor]) -> str:
-    """Return the first few names of buffers that are no longer what they were."""
+    """Return, in words, the first few names of buffers that no longer have their old values."""
     now = dict(module.named_buffers())
     names = [name for name, old in before.items() if not _is_same(now.get(name), old)]
     return ", ".join(map(repr, names[:3]))
 
 
 def _is_same(now: Tensor | None, before: Tensor) -> bool:
-    """Tell whether a buffer is there and has its old values, NaN among them."""
+    """Tell whether a buffer still exists and has its old values, which may be NaN."""
     if now is None or now.shape != before.shape:
         return False
     return bool(((now == before) | (now.isnan() & before.isnan())).all())
@@ -117,16 +118,16 @@ def _is_same(now: Tensor | None, before: Tensor) -> bool:
 
 @torch.no_grad()
 def seeded_loss(model: FlatModel, objective: Objective, batch: Any) -> Tensor:
-    """Return the loss of a batch, with the same draws each time."""
+    """Return the loss of a batch, computed with the same random draws each time."""
     seed_all(_SEED, model.params.device)
     return objective.loss(model.module, batch).detach()
 
 
 def require_slope(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
-    """Raise ConfigError if the loss cannot tell the first model from any other.
+    """Raise ConfigError if the loss cannot tell the given model from any other.
 
-    Its gradient is exactly 0 over all batches, or its value is the same for very different
-    parameters.
+    That is so if its gradient is exactly 0 on all batches, or if its value is the same at very
+    different parameters.
     """
     counted = [batch.content for batch in batches if batch.weight]
     for_one_output = f"{_FOR_ONE_OUTPUT}, where there is a single output"
@@ -145,12 +146,14 @@ def require_slope(model: FlatModel, objective: Objective, batches: Sequence[Batc
 
 
 def gradients(model: FlatModel, objective: Objective, batch: Any) -> Sequence[Tensor | None]:
-    """Return the loss's gradient for each parameter; ``None`` where it does not depend on one.
+    """Return the loss's gradient for each parameter, ``None`` where it does not depend on it.
+
+    The result is empty if the loss depends on no parameter.
 
     Raises
     ------
     ValuationError
-        If the loss is no scalar.
+        If the loss is no floating-point scalar, or gradients are switched off by inference mode.
     """
     with torch.enable_grad():
         loss = objective.loss(model.module, batch)
@@ -170,12 +173,12 @@ def gradients(model: FlatModel, objective: Objective, batch: Any) -> Sequence[Te
 
 
 def has_slope(by_parameter: Iterable[Tensor | None]) -> bool:
-    """Tell whether any parameter's gradient is not exactly 0; NaN is not 0 either."""
+    """Tell whether any parameter's gradient is not exactly 0; NaN counts as not 0."""
     return any(gradient is not None and bool(gradient.any()) for gradient in by_parameter)
 
 
 def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
-    """Tell whether the loss is another at a model of zeros, or at one with much noise."""
+    """Tell whether the loss differs at parameters of zeros, or at parameters with much noise."""
     start = model.params.clone()
     at_start = seeded_loss(model, objective, batch)
     model.params.zero_()
@@ -189,19 +192,20 @@ def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
 
 
 def _differs(model: FlatModel, objective: Objective, batch: Any, at_start: Tensor) -> bool:
-    """Tell whether the loss is another than at the start, or fails."""
+    """Tell whether the loss differs from the one at the start, or fails."""
     try:
         return bool(seeded_loss(model, objective, batch) != at_start)
-    except Exception:  # Out of a loss that refuses what such a model answers.
+    except Exception:  # The loss may refuse the outputs of such a model: so it tells it apart.
         return True
 
 
 def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any]) -> None:
-    """Raise ConfigError if a loss of all examples is not the mean of the losses of two parts.
+    """Raise ConfigError if a loss of some examples is not the mean of the losses of two parts.
 
-    It is tried on two models' outputs for examples from all over the data. Nothing is tried where
-    the mean is known (``batch_loss`` tells its sizes, torch's cross-entropy its weights), or where
-    batches, outputs, targets or loss cannot be divided.
+    It is tried on the outputs of two models for examples from all over the data. Nothing is tried
+    if it is known how the loss takes its mean: ``batch_loss`` returns its sizes, and torch's
+    classification losses have known weights. If batches, outputs or targets cannot be divided, the
+    loss is taken for a mean; if trying it fails, the log warns of that.
     """
     if not isinstance(objective, PairObjective) or objective.class_mean is not None:
         return
@@ -233,11 +237,12 @@ def require_mean(model: FlatModel, objective: Objective, batches: Sequence[Any])
 
 
 def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
-    """Warn where the model answers for an example by the others in its batch.
+    """Warn if the model's output for an example depends on the other examples in its batch.
 
-    A batch norm without running statistics does. The loss of all examples is not the mean of two
-    parts' then, though the loss of the same outputs is: :func:`require_mean` has seen to that. It
-    is tried at two models, with unlike parts; a model that draws at random is not tried.
+    That is so with a batch norm without running statistics. The loss of all examples is then not
+    the mean of the losses of two parts, although the loss itself is a mean, as :func:`require_mean`
+    has made sure. It is tried at two models, with parts that are unlike each other. Callers do not
+    try a model that draws at random.
     """
     if not isinstance(objective, PairObjective):
         return
@@ -250,7 +255,7 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
         examples = _unlike_examples(batches)
         with model.evaluation_mode():
             why = at_two_models(model, attempt)
-    except Exception:  # A model may take one batch size alone; what it takes was tried before.
+    except Exception:  # A model may take one batch size only; the batches were tried before.
         return
     if why:
         logger.warning(
@@ -264,9 +269,9 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
 def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Batch]) -> None:
     """Raise ConfigError if ``batch_loss`` gives the sum over a batch, or one size for all batches.
 
-    One that is no mean either, such as a loss of pairs within a batch, is warned of; so is one size
-    for all, where there is one batch alone, of which it divides out. It is tried as
-    :func:`require_mean` tries a ``loss_fn``; a model that draws at random is not tried.
+    A loss that is neither sum nor mean, such as one of pairs within a batch, is warned of. So is
+    one size for all if there is a single batch, since the size cancels out there. The loss is tried
+    as :func:`require_mean` tries a ``loss_fn``. Callers do not try a model that draws at random.
     """
     if isinstance(objective, PairObjective):
         return
@@ -304,9 +309,10 @@ def try_batch_loss(model: FlatModel, objective: Objective, batches: Sequence[Bat
 
 
 def _require_own_sizes(divided: Divided) -> None:
-    """Raise ConfigError where a loss says the same size of all examples and of parts of them.
+    """Raise ConfigError if a loss returns the same size for some examples and for parts of them.
 
-    The number of a dictionary's keys is one: batches count alike, however many examples they have.
+    ``len(batch)`` of a dictionary does: it is the number of keys, and all batches would count
+    alike, however many examples they have.
     """
     size = divided.whole.size
     if not size or size != divided.first.size or size != divided.second.size:
@@ -319,24 +325,27 @@ def _require_own_sizes(divided: Divided) -> None:
 
 
 def _and_last(numbers: Sequence[float]) -> str:
-    """Return numbers as a list in words: ``64, 21 and 43``."""
+    """Return numbers as a list in words, such as ``64, 21 and 43``."""
     *others, last = [f"{number:g}" for number in numbers]
     return f"{', '.join(others)} and {last}"
 
 
 def _sized_loss(model: FlatModel, objective: Objective, batch: Any) -> Sized:
-    """Return a batch's loss with the number that its mean divides by."""
+    """Return a batch's mean loss with what this mean divides by."""
     figure, size = objective.loss_and_size(model.module, batch)
     return Sized(figure, size.weight)
 
 
 def _unlike_examples(batches: Sequence[Batch]) -> Any:
-    """Return some examples of those that count, of which the first are unlike the last."""
+    """Return some examples of batches that count, sorted so that the first are unlike the last."""
     return _sorted_by_label(some_examples([batch.content for batch in batches if batch.weight]))
 
 
 def _sorted_by_label(examples: Any) -> Any:
-    """Return examples in the order of their labels, where they have such: unlike parts differ."""
+    """Return examples in the order of their labels, if they have some.
+
+    Two parts are then unlike each other, so that a loss that is no mean shows itself.
+    """
     labels = class_labels(examples)
     if labels is None:
         return examples
@@ -344,7 +353,10 @@ def _sorted_by_label(examples: Any) -> Any:
 
 
 def _say_untried(name: str, batches: Sequence[Any], error: Exception) -> None:
-    """Say that a loss of several batches was not tried: a model may take one batch size alone."""
+    """Warn that a loss could not be tried, which matters only if there are several batches.
+
+    A model that takes one batch size only is a reason.
+    """
     if len(batches) > 1:
         logger.warning(
             "%s is taken for a mean over the examples of a batch; whether it is one could not be "

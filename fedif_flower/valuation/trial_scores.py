@@ -1,4 +1,4 @@
-"""Scores tried on held-out data: taken of all examples at once, or means over batches."""
+"""Try scores on held-out data: of all examples at once if possible, else as means over batches."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ logger = logging.getLogger(__name__)
 def try_scores(
     model: FlatModel, objective: Objective, batches: Sequence[Batch], *, is_random: bool
 ) -> frozenset[str]:
-    """Return the names of scores that are taken of all examples at once; others are means.
+    """Try the scores; return the names of those that are computed of all examples at once.
+
+    The others are means over batches.
 
     Parameters
     ----------
     model : FlatModel
         The model.
     objective : Objective
-        With the scores.
+        The objective that has the scores.
     batches : sequence of Batch
         All of the data.
     is_random : bool
-        Whether the model draws at random: two looks at one batch are then not alike.
+        Whether model or loss draw at random: two passes over one batch then differ.
 
     Raises
     ------
     ValuationError, ConfigError
-        If a score gives no finite number for all of the data, compares every output with every
-        target, or has to be a mean over batches and is none.
+        If a score is not finite on all of the data, compares every output with every target, or
+        has to be a mean over batches and is none.
     """
     names = [name for name in objective.scores if name not in objective.known_metrics]
     if not names:
@@ -74,7 +76,7 @@ def try_scores(
 def _gathered(
     model: FlatModel, objective: Objective, batches: Sequence[Batch]
 ) -> tuple[OutputsAndTargets | None, str]:
-    """Return outputs and targets of all examples; else ``None``, and why not."""
+    """Return outputs and targets of all examples; or ``None``, and why they are not gathered."""
     if not isinstance(objective, PairObjective):
         return None, "the loss comes by batch_loss"
     pieces: list[OutputsAndTargets] = []
@@ -92,8 +94,9 @@ def _gathered(
 
 
 def _try_at_once(objective: Objective, name: str, gathered: OutputsAndTargets) -> None:
-    """Raise an error unless a score gives a number for all outputs and targets."""
-    # First of a few: of many, comparing each with every other would take all memory.
+    """Raise an error unless a score gives a finite number for all outputs and targets."""
+    # A few examples come first: a score that compares each output with every target would take all
+    # memory if it got all examples.
     require_pairs(f"the {name}", objective.scores[name], *some_examples([gathered]))
     with named(f"the {name} cannot be taken of all validation examples", gathered):
         (figure,) = objective.metric_figures(gathered, [name])
@@ -116,11 +119,13 @@ def _sum_by_batch(
 
 
 def _require_scalar(figure: Tensor) -> None:
+    """Raise ValueError, for :func:`named` to put into a sentence, if a score is no number."""
     if figure.dim():
         raise ValueError(f"it is {describe(figure)}; expected a number")
 
 
 def _require_finite(name: str, figure: float) -> None:
+    """Raise ValuationError if a score of all examples is not finite."""
     if not math.isfinite(figure):
         raise ValuationError(
             f"the {name} of all validation examples is {figure:g} at the first model; expected a "
@@ -137,7 +142,11 @@ def _require_mean(
     *,
     is_random: bool,
 ) -> None:
-    """Raise ConfigError if a score of all examples is not the mean of the scores of two parts."""
+    """Raise ConfigError if a score of some examples is not the mean of the scores of two parts.
+
+    ``reason`` says why the score is not computed of all examples at once. If trying it fails, the
+    log warns of that.
+    """
     try:
         if is_random and not isinstance(objective, PairObjective):
             raise ValuationError("the model draws at random")
@@ -145,7 +154,7 @@ def _require_mean(
         why = at_two_models(model, lambda: _why_no_mean(model, objective, name, examples))
     except ConfigError:
         raise
-    except Exception as error:  # A model may take one batch size alone.
+    except Exception as error:  # A model may take one batch size only.
         logger.warning(
             "the %s is a mean over %d batches, since %s; whether it depends on how they are cut "
             "could not be tried: %r",
@@ -163,7 +172,7 @@ def _require_mean(
 
 
 def _why_no_mean(model: FlatModel, objective: Objective, name: str, examples: Any) -> str:
-    """Return what :func:`why_no_mean` says about a score."""
+    """Return what :func:`why_no_mean` says about a score on some examples."""
     score = objective.scores[name]
     if isinstance(objective, PairObjective):
         pair = objective.metric_arguments(model.module, examples)
@@ -182,6 +191,9 @@ def _why_no_mean(model: FlatModel, objective: Objective, name: str, examples: An
 
 
 def _narrowed_to_single(value: Any) -> Tensor:
-    """Return a figure in single precision, unless its own is less: outputs seldom have more."""
+    """Return a figure in single precision, or in half precision if it has that.
+
+    Its dtype decides how much rounding is tolerated, and outputs seldom have more digits.
+    """
     figure = as_figure(value)
     return figure if is_half(figure) else figure.float()
