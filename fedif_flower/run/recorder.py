@@ -147,8 +147,8 @@ class RunRecorder(RunWriter):
     def _write_origin(self, strategy: RunningStrategy) -> None:  # noqa: ARG002
         """Write the run config, and hashes of all that the results come from.
 
-        If an earlier process has done all rounds, the results come from its settings and its code,
-        whatever is installed now: both are taken over from its records.
+        If an earlier process has done all rounds, its hashes stay, since the results come from the
+        code of that time, whatever is installed now. The run config gets no key that it lacked.
         """
         settings = self.config.to_mapping()
         origin_before: dict[str, Any] = {}

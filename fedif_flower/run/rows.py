@@ -99,8 +99,9 @@ def read_rows(path: Path, rest: str | None = None, *, ended: bool = False) -> li
     path : Path
         The file; if it is not there, there are no lines.
     rest : str, optional
-        The value of cells that a line lacks at its end. With a value, lines may also have more
-        cells than there are columns. ``None``: every line needs as many cells as there are columns.
+        The value of cells that a line lacks at its end. With a value, a line may also have more
+        cells than there are columns: they are a list under the key ``None``. ``None``: every line
+        needs as many cells as there are columns.
     ended : bool
         Whether the file was written with a line break at the end of each line. If so, a last line
         without a line break was cut off, since a part of its last cell may be missing. If not, such
