@@ -147,6 +147,7 @@ class KeptMemory(Callback, Kept):
 
 
 def _warn(names: Sequence[str], why: str) -> None:
+    """Warn that clients begin without their memories, and why; say nothing if there are none."""
     if names:
         logger.warning(
             "%s: what clients keep of their rounds begins anew, and the run does not go on bit for "

@@ -116,9 +116,9 @@ class Agreement(Kept):
 class ColludingGrid(ForwardingGrid):
     """Lets the accomplices of a round see each other's updates, and rewrites their replies.
 
-    Honest clients' replies pass as they come. Accomplices mark their replies by a record of its
-    own; these replies wait until no more arrive. What accomplices send depends only on the run's
-    seed, the round and their updates.
+    Honest clients' replies pass as they come. An accomplice's reply is marked by an additional
+    record; marked replies wait until no more replies arrive. What accomplices send depends only on
+    the run's seed, the round and their updates.
 
     Parameters
     ----------

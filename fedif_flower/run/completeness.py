@@ -94,7 +94,7 @@ class MemberTurns:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether a usable reply of it is missing, or it could not be asked for one."""
+        """Whether it gave no usable reply to a request, or could not be asked in some round."""
         gaps = ("missing", "refused", "offline", "paused")
         return self.revoked_in is not None or any(self.count[gap] for gap in gaps)
 

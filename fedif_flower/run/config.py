@@ -302,6 +302,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        """Raise ConfigError for settings of images with another task, or a folder without path."""
         if self.task != IMAGES:
             allowed = f"only with task {IMAGES!r}: others have their own"
             for name in IMAGE_FIELDS:

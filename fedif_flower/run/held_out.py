@@ -100,7 +100,7 @@ class ExaminedHeldOut(RunPart):
 def examine(
     loaded: LoadedTask, seconds: float, way: Way | None = None, *, is_in_test: bool = False
 ) -> HeldOut:
-    """Examine a task's validation split, with models of the task that start untrained.
+    """Examine a task's validation split, by models of the task that are trained on parts of it.
 
     Parameters
     ----------

@@ -122,11 +122,13 @@ class LiveState(Callback):
             logger.debug("%s", error)
 
     def _set(self, phase: Phase, **more: object) -> None:
+        """Change the state; the thread writes it soon."""
         with self._lock:
             self._state |= {"phase": phase, **more}
         self._changed.set()
 
     def _keep_writing(self) -> None:
+        """Write the state again and again until the run is over; the thread runs this."""
         while not self._over.is_set():
             # Cleared before writing, so that a change during the write leads to another write.
             self._changed.clear()

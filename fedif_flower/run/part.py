@@ -97,7 +97,8 @@ class Built:
     on_row : callable, optional
         Called with each round, once its line of ``rounds.csv`` is written.
     copies : int
-        How much the part writes at most, in multiples of the model's size: the disk needs the room.
+        How much the part writes at most, in multiples of the model's size: a run does not begin if
+        the disk has no room for it.
     columns : sequence of str
         Columns that ``rounds.csv`` gets for the metrics that the part's callbacks return.
     stays : sequence of Path
@@ -192,7 +193,7 @@ class RunContext:
 
     @property
     def folder_before(self) -> RunFolder | None:
-        """The folder of the run whose checkpoint this one is resumed from; ``None``: of none."""
+        """The folder of the run whose checkpoint this run is resumed from, if there is one."""
         if self.checkpoint is None or self.checkpoint.source is None:
             return None
         # The file is <run's folder>/checkpoints/round-000001.pt.

@@ -64,8 +64,8 @@ class Change:
 class RollCall:
     """Notes which members are online when a round begins, and returns what changed.
 
-    Simulated members are always online, so their coming and going is no change; that one of them is
-    paused or not admitted is.
+    Simulated members are always online: for them, a change is that one is paused or not admitted,
+    or that it may be asked again.
     """
 
     def __init__(self) -> None:

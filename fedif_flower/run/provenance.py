@@ -63,7 +63,7 @@ def origin(
 
 
 def data_hash(tensors: Iterable[Tensor]) -> str:
-    """Return the :func:`tensors_hash`; empty if there are no tensors: nothing is no data set."""
+    """Return the :func:`tensors_hash`; an empty text if there are no tensors."""
     data = list(tensors)
     if not data:
         return ""

@@ -148,7 +148,8 @@ class RunRecorder(RunWriter):
         """Write the run config, and hashes of all that the results come from.
 
         If an earlier process has done all rounds, its hashes stay, since the results come from the
-        code of that time, whatever is installed now. The run config gets no key that it lacked.
+        code of that time, whatever is installed now. ``config.json`` gets no key that the earlier
+        process did not know.
         """
         settings = self.config.to_mapping()
         origin_before: dict[str, Any] = {}

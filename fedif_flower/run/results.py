@@ -1,4 +1,4 @@
-"""A run's folder as an object."""
+"""What a run left in its folder, as an object: tables, figures and pictures."""
 
 from __future__ import annotations
 

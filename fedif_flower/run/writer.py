@@ -135,11 +135,11 @@ class RunWriter(Callback):
         self.is_malicious = is_malicious or _nobody_is
         self._held = ExitStack()  # Holds the directory, from the first round to the last.
         self._started = time.perf_counter()
-        self._seconds_before = 0.0  # How long the rounds of an earlier attempt took that count.
+        self._seconds_before = 0.0  # What an earlier attempt took for the rounds that count.
         self._round = Round(0)
         self._roll = RollCall()
         self._news: list[Change] = []  # Changes in members' presence that are not written yet.
-        self._is_last_evaluated = False  # Whether the model of the last round with a line is.
+        self._is_last_evaluated = False  # Whether the last line is about an evaluated model.
 
     @property
     def run_dir(self) -> Path:

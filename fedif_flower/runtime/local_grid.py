@@ -19,7 +19,7 @@ from fedif_flower.runtime.answer import reply_of
 from fedif_flower.settings import Scalar
 
 ClientCall = Callable[[Message, Context], Message]
-NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition, more of a node's config.
+NodeConfigs = Mapping[int, Mapping[str, Scalar]]  # By partition: further keys of a node's config.
 FIRST_NODE_ID = 1000
 
 
@@ -90,11 +90,11 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> NoReturn:
-        """Refuse: a LocalGrid belongs to no run."""
+        """Raise RuntimeError: a LocalGrid belongs to no run."""
         raise RuntimeError("a LocalGrid belongs to no run")
 
     def create_message(self, *_args: object, **_kwargs: object) -> NoReturn:
-        """Refuse: it is deprecated in Flower."""
+        """Raise RuntimeError: the method is deprecated in Flower."""
         raise RuntimeError("construct a flwr.app.Message instead")
 
     def get_node_ids(self) -> list[int]:
@@ -154,6 +154,7 @@ class LocalGrid(Grid):
         return self._replies(self.push_messages(messages))
 
     def _replies(self, message_ids: Sequence[str]) -> Iterator[Message]:
+        """Yield the replies one by one; forget the messages that nobody waits for any more."""
         try:
             for message_id in message_ids:
                 yield from self.pull_messages([message_id])

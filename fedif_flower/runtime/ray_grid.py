@@ -96,6 +96,7 @@ class RayGrid(LocalGrid):
         return self._arrivals(futures, deadline)
 
     def _arrivals(self, waiting: set[Future[Message]], deadline: float | None) -> Iterator[Message]:
+        """Yield replies as they come, until the deadline; cancel what no actor has begun then."""
         # A queue, since concurrent.futures.wait would look at all futures again for each reply.
         arrived: SimpleQueue[Future[Message]] = SimpleQueue()
         for future in waiting:
@@ -121,6 +122,7 @@ class RayGrid(LocalGrid):
             time.sleep(_POLL_SECONDS)
 
     def _answer(self, message: Message) -> Message:
+        """Let an actor answer a message; keep what the answer changes of the node's state."""
         node_id = message.metadata.dst_node_id
         sent = dict(self.contexts[node_id].state)
         try:
@@ -247,6 +249,7 @@ def ray_grid(
 
 
 def _new_backend(cpus_per_client: int, gpus_per_client: float) -> RayBackend:
+    """Return Flower's Ray backend, on which ``build`` has yet to be called."""
     # Imported here: the module imports Ray, which is not installed at clients of a deployment.
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 
