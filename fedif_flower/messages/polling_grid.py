@@ -107,9 +107,9 @@ class Closing:
     r"""Decides when one round stops waiting for replies.
 
     A round that has k usable replies at time :math:`\tau` closes at :math:`\tau + s`, or at its
-    timeout if that is earlier. A reply is usable once it was screened: nobody can close a round by
-    sending nonsense early. A simulation looks at the clock only when a reply comes, so there the
-    first reply after the close still counts.
+    timeout if that is earlier. A reply is usable once screening has accepted it, so nobody can
+    close a round by sending nonsense early. A simulation looks at the clock only when a reply
+    comes, so there the first reply after the close still counts.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class PollingGrid(ForwardingGrid):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
         self._attendance = Attendance()
-        self._late: dict[str, _Waiting] = {}
+        self._late: dict[str, _Waiting] = {}  # Unanswered messages of earlier rounds, by id.
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -304,6 +304,7 @@ class PollingGrid(ForwardingGrid):
         # Activation times are read only after sending: a node that was restarted before this moment
         # still gets its message.
         now = self._activations() if waiting else {}
+        # Messages of earlier rounds keep the activation times of their own rounds.
         for unanswered in waiting.values():
             if not unanswered.since:
                 unanswered.since = now.get(unanswered.node_id, "")
@@ -344,6 +345,7 @@ class PollingGrid(ForwardingGrid):
                 waiting[message_id] = unanswered
                 time.sleep(self.poll_seconds)
         late: list[Message] = []
+        # Without a quorum, replies that have come since the last look for them still count.
         if not closing.has_quorum:
             late = self._look_once_more(waiting)
         if closing.keeps:
@@ -419,7 +421,7 @@ class PollingGrid(ForwardingGrid):
         pull = unanswered.fetch(self)
         if not wait([pull], seconds).done:
             return None
-        unanswered.pull = None
+        unanswered.pull = None  # This fetch is over: the next look begins another.
         try:
             replies = pull.result()
         except _CONNECTION_ERRORS:
