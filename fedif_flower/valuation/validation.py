@@ -1,4 +1,4 @@
-"""The server's validation set: gradient, loss, accuracy and score of a model on it."""
+"""The server's validation set: a model's gradient, loss, accuracy and score on it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
-    """Mean loss, share of right answers and the user's score; NaN where one is not defined."""
+    """Mean loss, share of right answers, and the user's score; NaN for one that is not defined."""
 
     loss: float
     accuracy: float
@@ -49,16 +49,16 @@ class Validation(Passes):
     .. math:: \ell(w, D') = \frac{1}{|D'|} \sum_{(x, y) \in D'} \ell(f_w(x), y)
 
     with :math:`f_w` the model with parameters w; or, where targets have weights :math:`c_y` or are
-    ignored (:math:`c_y = 0`), :math:`\sum c_y\, \ell(f_w(x), y) / \sum c_y`. The model is copied,
-    kept in eval mode on ``device``, and the data stay there between calls. Model, loss, scores and
-    data are tried together at construction, by forward passes over all examples and backward
-    passes on a few, which leave no trace. Losses are summed in float64, gradients at least in
-    float32.
+    ignored (:math:`c_y = 0`), :math:`\sum c_y\, \ell(f_w(x), y) / \sum c_y`. The model is copied to
+    ``device`` and kept in eval mode, and the data stay on ``device`` between calls. Model, loss,
+    scores and data are tried together at construction, by forward passes over all examples and
+    backward passes on a few, which leave no trace. Losses are added up in float64 (float32 on MPS),
+    gradients at least in float32.
 
-    Equal parameters have one loss. A model, loss or score that draws at random in eval mode too, as
-    a variational autoencoder does, draws the same for each batch in every pass, from torch's,
-    NumPy's and Python's own generators; the process's are left as they were. Such passes take one
-    thread and wait for nobody: they do not run in the background.
+    Equal parameters always have the same loss. If a model, loss or score draws at random even in
+    eval mode, as a variational autoencoder does, then each batch has the same draws in every pass.
+    They are seeded in torch's, NumPy's and Python's own generators, whose states are restored
+    afterwards. Such passes use one thread, and run at once instead of in the background.
 
     Parameters
     ----------
@@ -74,48 +74,49 @@ class Validation(Passes):
         ``[n, ...]``; left out where ``inputs`` brings its own.
     loss_fn : callable, optional
         ``loss_fn(model(inputs), targets)`` -> scalar, the *mean* over the batch. Default:
-        cross-entropy, for outputs of two classes or more; a single output needs another, such as
-        ``nn.BCEWithLogitsLoss()``. Class weights and targets to ignore are understood of torch's
-        ``cross_entropy`` and ``nll_loss``, as functions, partials or modules; any other loss must
-        be the mean over the examples, which is tried at construction. On the CPU several threads
-        may call it at once, each with a replica of the model and batches of its own.
+        cross-entropy, for outputs of two classes or more; a single output needs another loss, such
+        as ``nn.BCEWithLogitsLoss()``. Class weights and ignored targets are taken into account for
+        torch's ``cross_entropy`` and ``nll_loss``, as functions, partials or modules. Any other
+        loss must be the mean over the examples, which is tried at construction. On the CPU several
+        threads may call it at once, each with a replica of the model and batches of its own.
     batch_loss : callable, optional
-        In place of ``loss_fn``, for batches of any kind: ``batch_loss(model, batch)`` -> scalar
-        mean, and what that divides by: the batch's size, or a sum of weights. The sizes are asked
-        for at construction. One whose value for the whole is not the mean of its parts, such as a
-        loss of pairs, is warned of: results depend on the batch size then.
+        In place of ``loss_fn``, for batches of any kind: ``batch_loss(model, batch)`` -> the mean
+        loss, a scalar, and what this mean divides by: the batch's size, or a sum of weights. The
+        sizes are read at construction. A loss whose value for a whole batch is not the mean of
+        those for its parts, such as a loss of pairs, is warned of: results then depend on the batch
+        size.
     score : callable, optional
         Judges coalitions where targets are no classes; higher is better. ``score(outputs,
-        targets)`` -> number, called once, with those of all examples in the order of the data, on
-        the CPU and at least in float32; examples whose target is ignored are left out. So it may
-        be an AUC or an F1 score. Beside ``batch_loss`` it is ``score(model, batch)`` -> mean over
-        the batch, and so is ``score(outputs, targets)`` where outputs and targets of all examples
-        take more than 256 MiB or are no tensors ``[n, ...]`` that can be put one after the other:
-        that it is a mean is tried then.
+        targets)`` -> number is called once for all examples, in the order of the data, with tensors
+        on the CPU that are at least float32; examples whose target is ignored are left out. So it
+        may be an AUC or an F1 score. In two cases it has to be a mean over the examples of a batch,
+        and is called for each batch: ``score(model, batch)`` beside ``batch_loss``, and
+        ``score(outputs, targets)`` if outputs and targets of all examples take more than 256 MiB,
+        or are no tensors ``[n, ...]`` that can be joined. That it is a mean is then tried.
     measures : mapping of str to callable, optional
-        Further figures by name, each taken as ``score`` is, for :meth:`measure`; none is called
-        "loss", "accuracy" or "score".
+        Further figures by name, each computed as ``score`` is, for :meth:`measure`. No name may be
+        "loss", "accuracy", "score" or "contradicted".
     noise : float or Tensor
-        :math:`\varepsilon`, the share of wrong labels that a cross-entropy allows for, >= 0 and <
-        (C - 1) / C, or the chances of each label by class, ``[C, C]`` (see
-        :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`): whatever the loss is used
-        for is corrected, accuracy and scores are not. Another loss stays as it is, which the log
-        says. :func:`~fedif_flower.valuation.examination.vet` estimates it.
+        :math:`\varepsilon`, the share of wrong labels for which a cross-entropy is corrected, >= 0
+        and < (C - 1) / C, or the chances of each label by class, ``[C, C]`` (see
+        :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). Loss and gradient are
+        corrected, accuracy and scores are not. Another loss stays as it is, with a warning in the
+        log. :func:`~fedif_flower.valuation.examination.vet` estimates the noise.
     device : str
         ``"auto"`` (CUDA, then MPS, then CPU) or a torch device.
     batch_size : int, optional
-        Examples per pass, >= 1; it changes memory and speed, not results beyond rounding (and the
-        draws of a model that draws at random). A model that answers for an example by the others in
-        its batch is warned of. Default: 100 on the CPU, 1,000 elsewhere.
+        Examples per pass, >= 1. It changes memory and speed, but results only by rounding (and the
+        draws of a model that draws at random). A model whose output for an example depends on the
+        others in its batch is warned of. Default: 100 on the CPU, 1,000 elsewhere.
 
     Attributes
     ----------
     metrics : frozenset of str
-        What is defined of "loss", "accuracy" (``loss_fn`` with outputs ``[n, classes]`` and
-        integer targets ``[n]``), "score" and the names of ``measures``.
+        Those of "loss", "accuracy" (for ``loss_fn`` with outputs ``[n, classes]`` and integer
+        targets ``[n]``), "score" and the names of ``measures`` that are defined here.
     num_examples : float
-        How many examples of D' have a target that is not ignored; sizes that are no whole numbers
-        come from ``batch_loss``.
+        How many examples of D' have a target that is not ignored. Only ``batch_loss`` can make it a
+        number that is not whole.
     total_weight : float
         What the mean loss over D' divides by.
 
@@ -123,13 +124,14 @@ class Validation(Passes):
     ------
     ValuationError
         If there are no examples, lengths differ, the model has nothing to train, or model, loss
-        and data do not fit each other; if model or loss remember in eval mode what they were given
-        before; if a score is no finite number at the given model.
+        and data do not fit each other; if results of model or loss depend on earlier passes in eval
+        mode; if a score is not finite at the given model.
     ConfigError
-        If ``loss_fn`` is no mean over the examples, or a score that has to be one is none; if
-        ``batch_loss`` gives a sum in place of the mean; if one compares each output with every
-        target, as of shapes ``[n, 1]`` and ``[n]``; if the gradient of the loss is exactly 0 at
-        the given model, or its value the same at any; if ``noise`` lies outside its range.
+        If ``loss_fn`` is no mean over the examples, or a score that has to be a mean is none; if
+        ``batch_loss`` gives a sum in place of the mean; if a loss or score compares each output
+        with every target, as with shapes ``[n, 1]`` and ``[n]``; if the gradient of the loss is
+        exactly 0 at the given model, or the loss is the same at very different parameters; if
+        ``noise`` lies outside its range.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class Validation(Passes):
         self.hold(tried.batches)
 
     def __repr__(self) -> str:
-        """Say what is judged, by how many examples, in which metrics, where."""
+        """Return the model's class, the numbers of parameters and examples, metrics and device."""
         model = type(self.judge.model.module).__name__
         return (
             f"Validation({model} with {self.num_params:,} parameters, "
@@ -185,29 +187,30 @@ class Validation(Passes):
 
     @property
     def noise(self) -> float | Tensor:
-        """The share of wrong labels that the loss allows for, or their chances ``[C, C]``."""
+        """The share of wrong labels that the loss is corrected for, or the chances ``[C, C]``."""
         loss_fn = self.judge.objective.loss_fn
         return loss_fn.noise if isinstance(loss_fn, ForwardCorrected) else 0.0
 
     @property
     def noise_interval(self) -> tuple[float, float] | None:
-        """Between which shares of wrong labels the true one lies; ``None``: that is not known."""
+        """The shares of wrong labels between which the true one lies; ``None``: not known."""
         return self._noise_interval
 
     def with_noise(
         self, noise: float | Tensor, interval: tuple[float, float] | None = None
     ) -> Validation:
-        """Return the same data and model with a loss that allows for wrong labels.
+        """Return the same data and model with a loss that is corrected for wrong labels.
 
         Parameters
         ----------
         noise : float or Tensor
-            As the constructor takes it. Where the loss stays as it is, this validation itself is
+            As the constructor takes it. If the loss stays as it is, this validation itself is
             returned.
         interval : tuple of float, optional
-            Between which shares the true one lies, low < high: contributions are measured at both
-            ends, too, by :class:`~fedif_flower.attribution.callback.PathAttribution`. The gradient
-            and the losses are those of ``noise`` alone. Chances by class have none.
+            The shares between which the true one lies, low < high. At both ends
+            :class:`~fedif_flower.attribution.callback.PathAttribution` measures contributions, too;
+            gradient and losses are those of ``noise`` alone. Chances by class have no interval: it
+            is left out for them.
 
         Raises
         ------
@@ -218,18 +221,18 @@ class Validation(Passes):
         if objective is self.judge.objective:
             return self
         other = copy.copy(self)
-        vars(other).pop("gradients", None)  # Those of the loss as it was.
+        vars(other).pop("gradients", None)  # This object's gradients are those of its own loss.
         old = self.judge
         model = FlatModel(old.model.module, self.device)
         judge = Judge(model, objective, whole=old.whole, is_random=old.is_random)
         Passes.__init__(other, judge)
-        other.loss(other.params())  # What lies outside its range is refused here.
+        other.loss(other.params())  # A noise outside its range raises here.
         other._noise_interval = None
         is_share = not isinstance(noise, Tensor) and is_noise(noise)
         if interval is not None and is_share:
             low, high = interval
             require(0 <= low < high, "interval", interval, "0 <= low < high")
-            self.with_noise(high)  # Likewise.
+            self.with_noise(high)  # So does the end of the interval.
             other._noise_interval = (low, high)
         return other
 
@@ -240,7 +243,7 @@ class Validation(Passes):
 
     @property
     def tied_names(self) -> dict[str, str]:
-        """The other names of arrays that the model has under several, and their first name."""
+        """The further names of arrays that the model has under several names, with the first."""
         return self.judge.model.tied_names
 
     @property
@@ -254,11 +257,11 @@ class Validation(Passes):
         return self.judge.model.params.numel()
 
     def params(self) -> Tensor:
-        """Return the parameters ``[d]`` last used (at first: the given model's own)."""
+        """Return the parameters ``[d]`` that were last used; at first, the given model's own."""
         return self.judge.model.params.detach().clone()
 
     def gradient(self, params: Tensor, buffers: Buffers = None) -> Tensor:
-        r"""Return :math:`\nabla \ell(w, D')`, the exact mean over all examples.
+        r"""Return the gradient :math:`\nabla \ell(w, D')`, the exact mean over all examples.
 
         Parameters
         ----------
@@ -284,14 +287,14 @@ class Validation(Passes):
     ) -> list[Tensor]:
         r"""Return the gradient ``[d]`` for each of several shares of wrong labels.
 
-        Losses corrected for other shares differ in how much each example counts alone (see
-        :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`): one pass forward serves
-        them all, and each takes a pass back.
+        Losses corrected for different shares have the same outputs, and differ only in how much
+        each example counts (see :class:`~fedif_flower.valuation.label_noise.ForwardCorrected`). So
+        one forward pass serves them all, and each takes a backward pass.
 
         Parameters
         ----------
         noises : sequence of float
-            :math:`\varepsilon`, >= 0 and < (C - 1) / C, of a loss that is corrected for one share.
+            The shares :math:`\varepsilon`, >= 0 and < (C - 1) / C.
         params, buffers
             As :meth:`gradient` takes them.
 
@@ -321,11 +324,11 @@ class Validation(Passes):
 
     @cached_property
     def gradients(self) -> SharedGradients:
-        """What takes :meth:`gradient` in the background for all who need it."""
+        """Computes :meth:`gradient` in the background, once for all that need it."""
         return SharedGradients(self.loss_and_gradient, in_background=not self.judge.is_random)
 
     def loss_and_gradient(self, params: Tensor, buffers: Buffers = None) -> LossAndGradient:
-        """Return loss and gradient ``[d]`` at ``params`` [d] from one pass; either may be NaN."""
+        """Return loss and gradient ``[d]`` at ``params`` [d], from one pass; both may be NaN."""
         parts = self._go_through(
             *(params, buffers),
             lambda judge, batches: judge.differentiate(batches, self.total_weight),
@@ -337,11 +340,11 @@ class Validation(Passes):
         return LossAndGradient(sum(part.loss for part in parts), gradient)
 
     def evaluate(self, params: Tensor, buffers: Buffers = None) -> Evaluation:
-        """Return loss, accuracy and score at ``params`` [d] from one pass over the data."""
+        """Return loss, accuracy and score at ``params`` [d], from one pass over the data."""
         return Evaluation(*self.means(params, buffers, ("loss", "accuracy", "score")).tolist())
 
     def measure(self, params: Tensor, buffers: Buffers = None) -> dict[str, float]:
-        """Return loss, accuracy and ``measures`` at ``params`` [d], those that are defined."""
+        """Return loss, accuracy if it is defined, and ``measures`` at ``params`` [d], by name."""
         names = sorted(self.metrics - {"score"})
         return dict(zip(names, self.means(params, buffers, names).tolist(), strict=True))
 
@@ -354,13 +357,13 @@ class Validation(Passes):
         return float(self.means(params, buffers, ("accuracy",)))
 
     def means(self, params: Tensor, buffers: Buffers, metrics: Sequence[str]) -> Tensor:
-        """Return means over the examples at ``params`` [d] of losses and right answers, and scores.
+        """Return metrics at ``params`` [d]: the mean loss, the share of right answers, scores.
 
         Returns
         -------
         Tensor
-            ``[len(metrics)]``, float64, on this validation's device (float32 on MPS), which may
-            still be computing. NaN where a metric is not defined.
+            ``[len(metrics)]``, float64 (float32 on MPS), on this validation's device, which may
+            still be computing. NaN for a metric that is not defined.
         """
         parts = self._go_through(
             *(params, buffers),
@@ -372,12 +375,15 @@ class Validation(Passes):
     def mean_by(
         self, judge: Judge, params: Tensor, buffers: Mapping[str, Tensor], metric: str
     ) -> Tensor:
-        """Return a metric's mean ``[1]`` as :meth:`means` does, by one of :meth:`side_by_side`."""
+        """Return one of the :meth:`means`, ``[1]``, by a judge that the caller has for itself.
+
+        The judge is of :meth:`side_by_side` or :meth:`alone`.
+        """
         judge.model.load(params, buffers)
         return self._means_of(judge.sum(self.batches, [metric]), [metric])
 
     def _means_of(self, sums: Tensor, metrics: Sequence[str]) -> Tensor:
-        """Return the means of metrics from their sums."""
+        """Return the means of metrics from their sums over all batches."""
         return sums / sums.new_tensor([self._divisor(metric) for metric in metrics])
 
     def _divisor(self, metric: str) -> float:
@@ -387,27 +393,27 @@ class Validation(Passes):
         return 1.0 if metric in self.judge.whole else self.num_examples
 
     def sample(self, count: int, generator: torch.Generator) -> Validation:
-        """Return a random part of D' with this model, stratified by class (seeded on the CPU).
+        """Return this validation on a random part of D', stratified by class.
 
         Parameters
         ----------
         count : int
-            How many examples, >= 1. Where D' has no more, or where its batches cannot be divided,
-            this validation itself is returned.
+            How many examples, >= 1. If D' has no more, if its batches cannot be divided, or if no
+            target counts in the part, this validation itself is returned.
         generator : torch.Generator
-            See :func:`~fedif_flower.valuation.parts.draw_rows`.
+            Draws the part, on the CPU; see :func:`~fedif_flower.valuation.parts.draw_rows`.
         """
         batches = [batch.content for batch in self.batches]
         if (contents := draw_batches(batches, count, generator)) is None:
             return self
         part = self.part(contents)
-        return part if part.total_weight else self  # Every target in it may be ignored.
+        return part if part.total_weight else self  # In the part, every target may be ignored.
 
 
 def _all_scores(
     score: ScoreFunction | None, measures: Mapping[str, ScoreFunction]
 ) -> dict[str, ScoreFunction]:
-    """Return the figures that users define, by name; raise ConfigError for names that are taken."""
+    """Return the user's functions by name; raise ConfigError for a name that is taken."""
     for name in RESERVED_METRICS:
         allowed = f"names other than {', '.join(RESERVED_METRICS)}"
         require(name not in measures, "measures", name, allowed)
