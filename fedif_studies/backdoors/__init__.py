@@ -1,1 +1,1 @@
-"""Backdoors: a screen that inverts triggers, unlearning, and what else was tried beside them."""
+"""Against backdoors: inversion of triggers, a screen that uses it, and unlearning."""

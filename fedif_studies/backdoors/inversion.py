@@ -1,4 +1,4 @@
-"""Trigger inversion: the smallest patch with which a model takes any image for a class."""
+"""Trigger inversion: finds the smallest patch with which a model takes any image for a class."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.valuation.objective import are_right
 from fedif_flower.valuation.validation import Validation
 
-_ENOUGH = 0.95  # The share of a batch that has to get the class.
+_ENOUGH = 0.95  # A patch works if this share of a batch is taken for the class.
 _BATCH = 32
-_STEP = 0.1  # Adam's.
-# The penalty on a mask's size: at first, what multiplies it, its bounds.
+_STEP = 0.1  # Adam's learning rate.
+# The penalty on a mask's size: its first value, the factors that raise and lower it, its bounds.
 _PENALTY = 0.01
 _DEARER = 1.2
 _CHEAPER = 1 / 1.3
@@ -26,35 +26,38 @@ _MOST_PENALTY = 10.0
 
 
 class Triggers(NamedTuple):
-    """A patch for each class: masks ``[C, 1, h, w]`` in [0, 1] and patterns ``[C, c, h, w]``."""
+    """A patch for each class: a mask in [0, 1] and a pattern.
+
+    ``masks`` is ``[C, 1, h, w]``, ``patterns`` is ``[C, c, h, w]``.
+    """
 
     masks: Tensor
     patterns: Tensor
 
     @property
     def sizes(self) -> Tensor:
-        """How many pixels each mask covers, ``[C]``."""
+        """The number of pixels that each mask covers, ``[C]``, as the sum of its values."""
         return self.masks.flatten(1).sum(dim=1)
 
     @property
     def smallest(self) -> int:
-        """The class with the smallest mask: if any has a backdoor, this one."""
+        """The class with the smallest mask. If any class has a backdoor, it is most likely this."""
         return int(self.sizes.argmin())
 
     def share_of_median(self, label: int) -> float:
-        """Return the size of a class's mask over the median one's.
+        """Return the size of a class's mask, divided by the median size.
 
-        Of an even number of classes that is the smaller one of the two in the middle.
+        For an even number of classes, the median is the smaller one of the two in the middle.
         """
         return float(self.sizes[label] / self.sizes.median())
 
     def stamp(self, inputs: Tensor, label: int) -> Tensor:
-        r"""Return images ``[n, c, h, w]`` with a class's patch, :math:`(1 - m) x + m p`."""
+        r"""Return images ``[n, c, h, w]`` with a class's patch on them: :math:`(1 - m) x + m p`."""
         mask = self.masks[label]
         return (1 - mask) * inputs + mask * self.patterns[label]
 
     def stamp_all(self, inputs: Tensor) -> Tensor:
-        """Return images ``[n, c, h, w]`` with the patch of every class, ``[C, n, c, h, w]``."""
+        """Return images ``[n, c, h, w]`` with each class's patch on them: ``[C, n, c, h, w]``."""
         return (1 - self.masks)[:, None] * inputs + (self.masks * self.patterns)[:, None]
 
 
@@ -64,12 +67,12 @@ def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
     Raises
     ------
     ConfigError
-        Naming ``who`` needs them, if it is not of images with classes.
+        If the set is not one of images with classes. The message names ``who`` needs them.
     """
     inputs = []
     targets = []
     for batch in validation.batches:
-        # Loaders give lists.
+        # A DataLoader yields lists.
         content = tuple(batch.content) if isinstance(batch.content, list) else batch.content
         pair = tensor_pair(content)
         if "accuracy" not in validation.metrics or pair is None or pair[0].dim() != 4:
@@ -89,28 +92,34 @@ def invert_triggers(
     steps: int = 100,
     generator: torch.Generator | None = None,
 ) -> Triggers:
-    r"""Look for the smallest patch with which images are taken for a class, for every class.
+    r"""For every class y, find the smallest patch with which images are taken for the class.
 
     .. math:: \min_{m, p} \operatorname{mean}_x \operatorname{CE}\big(f((1 - m) x + m p), y\big)
               + \lambda \lVert m \rVert_1
 
-    by Adam on the logits of m and p, 32 images a step. :math:`\lambda` is raised where 95 % of
-    these get the class, else lowered. The smallest mask with which so many did is returned; where
-    none did, the last one. p stays in the range that the channel has in ``inputs``. A class with a
-    much smaller mask than others has a backdoor, or is one for which little is needed.
+    with m the patch's mask and p its pattern. Adam minimises this over the logits of m and p, with
+    32 images a step. :math:`\lambda` is raised after a step in which the patch works (95 % of the
+    images are taken for y), and lowered after any other. The result is the smallest mask that
+    worked, or the last one if none did. p stays in the range that its channel has in ``inputs``. A
+    class with a much smaller mask than others has a backdoor, or is easily taken for others.
 
     Parameters
     ----------
     model : callable
-        f, from images ``[n, c, h, w]`` to logits ``[n, C]``; only ``inputs`` get gradients.
+        f, from images ``[n, c, h, w]`` to logits ``[n, C]``. Its parameters get no gradients.
     inputs : Tensor
-        ``[n, c, h, w]``: x, n >= 1.
+        ``[n, c, h, w]``: the images x, n >= 1.
     num_classes : int
         C >= 2.
     steps : int
-        >= 1; each passes 32 C images forward and back.
+        The number of steps, >= 1; each passes 32 C images forward and back.
     generator : torch.Generator, optional
-        On the CPU, for the images of a step.
+        Draws the images of a step; on the CPU.
+
+    Returns
+    -------
+    Triggers
+        The patch of each class.
 
     References
     ----------
@@ -147,7 +156,7 @@ def invert_triggers(
         works = gets_class.to(logits).mean(dim=1) >= _ENOUGH  # [C]
         is_smaller = works & (sizes < best_sizes)
         best_sizes = torch.where(is_smaller, sizes, best_sizes)
-        # Until a mask works, the last one stands for it.
+        # As long as no mask of a class has worked, keep its last one.
         is_best = is_smaller | best_sizes.isinf()
         best_logits[is_best] = logits.detach()[is_best]
         penalty = torch.where(works, penalty * _DEARER, penalty * _CHEAPER)

@@ -1,4 +1,4 @@
-"""Leaves out updates that strengthen a trigger which is found by inversion on held-out images."""
+"""A screen that leaves out updates if they strengthen a trigger, which inversion finds."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.validation import Validation
 from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_triggers
 
-_LONG = 3.0  # Updates of more usual lengths than these are looked at as if they had as many.
+_LONG = 3.0  # For the screen, updates are clipped to so many times their usual length.
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class TriggerScreen(Stage):
-    r"""Looks for a trigger in what a round leads to, and leaves out the updates that it comes from.
+    r"""Looks for a trigger in a round's mean model, and leaves out updates that strengthen it.
 
-    The class with the smallest inverted trigger (see
-    :func:`~fedif_studies.backdoors.inversion.invert_triggers`) of the model
-    :math:`\bar w = w_{t-1} + \sum_i p_i u_i` is suspected, with :math:`p_i` the shares of the
-    examples and no :math:`u_i` longer than three times the median. Influence on the validation
-    images of the other classes that carry the trigger, under their true labels, tells whom it comes
-    from:
+    The mean model is :math:`\bar w = w_{t-1} + \sum_i p_i u_i`, with :math:`p_i` the clients'
+    shares of the examples, and updates :math:`u_i` clipped to three times the median length. Its
+    triggers are inverted (:func:`~fedif_studies.backdoors.inversion.invert_triggers`), and the
+    smallest one is suspected. The validation images of other classes are stamped with it and keep
+    their true labels: :math:`D'_\text{trigger}`. By how much an update raises the loss on them says
+    whether the trigger comes from it:
 
     .. math:: s_i = \langle u_i, \nabla \ell(\bar w, D'_\text{trigger}) \rangle, \qquad
               \bar s = \sum_i p_i s_i
 
-    Left out are updates with :math:`s_i > \rho`; where the mask is less than the share ``small`` of
-    the median mask, so that there is a trigger, all with :math:`s_i > \max(\bar s, 0)` too. The
-    mean of the updates that stay takes the place of each that is left out, so that its weight goes
-    to them. No majority of honest clients is needed. The update with the least :math:`s_i` always
-    stays.
+    Updates with :math:`s_i > \rho` are left out. If the smallest mask is less than the share
+    ``small`` of the median mask, there certainly is a trigger, and updates with
+    :math:`s_i > \max(\bar s, 0)` are left out, too. The mean of the updates that stay takes the
+    place of each one that is left out, so that its weight goes to them. The update with the least
+    :math:`s_i` always stays. The screen does not need a majority of honest clients.
 
     Parameters
     ----------
@@ -51,15 +51,15 @@ class TriggerScreen(Stage):
     rise : float
         :math:`\rho` >= 0, in nats.
     small : float
-        >= 0, of the median mask.
+        The least size of a mask that is not a trigger, as a share of the median mask, >= 0.
     steps : int
-        Of an inversion, >= 1.
+        The number of steps of an inversion, >= 1.
 
     Raises
     ------
     ConfigError
-        If a setting is out of range; when the rounds begin, if there is no validation set, or it
-        is not of images and classes.
+        If a setting is out of range. When the rounds begin: if there is no validation set, or it is
+        not one of images with classes.
     """
 
     validation: Validation | None = field(default=None, repr=False)
@@ -70,21 +70,21 @@ class TriggerScreen(Stage):
         float, Setting("a mask of less than this share of the median one is a trigger", ge=0)
     ] = 0.5
     steps: Annotated[int, Setting("of an inversion", ge=1)] = 100
-    _rounds = 0  # Rounds in which updates were left out.
-    _left_out = 0
+    _rounds = 0  # The number of rounds in which updates were left out.
+    _left_out = 0  # The number of updates that were left out in all rounds.
 
     def begin(self, validation: Validation | None) -> None:
-        """Take the strategy's validation set, unless another was given."""
+        """Take the strategy's validation set, unless another one was given."""
         self.validation = self.validation or validation
         if self.validation is None:
             raise ConfigError("TriggerScreen looks at held-out images: TriggerScreen(validation)")
         self._inputs, _ = held_out_images(self.validation, type(self).__name__)
-        # A copy of its own: others use the validation's in the background.
+        # A copy of the model, since other threads use the validation's own in the background.
         self._model = FlatModel(self.validation.judge.model.module, self.validation.device)
         self._model.module.requires_grad_(False)
 
     def before(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round with the mean of the others in place of what strengthens a trigger."""
+        """Return the round with the mean of the others in place of updates that are left out."""
         shares = updates.num_examples / updates.num_examples.sum()  # [m], float64
         influences, mask_share = self._influences(updates.shortened(), shares)
         is_certain = mask_share < self.small
@@ -101,9 +101,10 @@ class TriggerScreen(Stage):
         return updates.mixed(mixing)
 
     def _influences(self, updates: RoundUpdates, weights: Tensor) -> tuple[Tensor, float]:
-        """Return how much each update raises the loss of images with the trigger, ``[m]``.
+        """Return two things about the suspected trigger of the round's mean model.
 
-        Beside it, the size of the trigger's mask as a share of the median one.
+        The first is by how much each update raises the loss of images with the trigger, ``[m]``.
+        The second is the size of the trigger's mask as a share of the median mask.
         """
         norms = updates.squared_norms.sqrt()
         factors = clipping_factors(updates.squared_norms, _LONG * usual_length(norms))  # [m]
@@ -125,8 +126,8 @@ class TriggerScreen(Stage):
         return inner.double().cpu() * factors, triggers.share_of_median(label)
 
     def _with_trigger(self, triggers: Triggers, label: int) -> Validation:
-        """Return the validation images of the other classes with the trigger of a class."""
-        assert self.validation is not None  # begin
+        """Return the validation images of other classes, stamped with the trigger of a class."""
+        assert self.validation is not None  # begin() has checked this.
         stamped = []
         for batch in self.validation.batches:
             inputs, targets = batch.content
@@ -136,7 +137,7 @@ class TriggerScreen(Stage):
         return self.validation.part(stamped)
 
     def remark(self) -> str:
-        """Say in how many rounds updates were left out."""
+        """Return a remark on the rounds in which updates were left out; empty if there are none."""
         if not self._rounds:
             return ""
         return (
@@ -145,32 +146,34 @@ class TriggerScreen(Stage):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps, for a run that goes on."""
         return {"rounds": self._rounds, "left_out": self._left_out}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._rounds = state["rounds"]
         self._left_out = state["left_out"]
 
 
 def strengthening(influences: Tensor, shares: Tensor, rise: float, *, is_certain: bool) -> Tensor:
-    r"""Return which updates are to be left out, ``[m]`` bool.
+    r"""Return which updates are left out, ``[m]``, bool.
 
     .. math:: s_i > \rho, \quad \text{or, where a trigger is certain,} \quad
               s_i > \min\Big(\rho, \max\Big(\sum_j p_j s_j, 0\Big)\Big)
 
-    The one with the least influence stays.
+    The update with the least influence always stays.
 
     Parameters
     ----------
-    influences, shares : Tensor
-        ``[m]``, float64: :math:`s_i` and :math:`p_i`, which sum to 1. Where one of the former is
-        not finite, nothing can be said, and nobody is left out.
+    influences : Tensor
+        ``[m]``, float64: :math:`s_i`. If one is not finite, they cannot be compared, and no update
+        is left out.
+    shares : Tensor
+        ``[m]``, float64: :math:`p_i`, which sum to 1.
     rise : float
         :math:`\rho` >= 0.
     is_certain : bool
-        Whether there is a trigger.
+        Whether there certainly is a trigger.
     """
     if not bool(influences.isfinite().all()):
         return torch.zeros(len(influences), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Trigger unlearning: a model is trained not to answer to the triggers that inversion finds."""
+"""Trigger unlearning: trains a model until it no longer reacts to the triggers that are found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_
 
 
 class FoundTrigger(NamedTuple):
-    """The class with the smallest inverted mask, this mask's share of the median one, a verdict."""
+    """The smallest mask of an inversion: its class, its share of the median mask, and a verdict."""
 
     label: int
     share: float
@@ -45,43 +45,49 @@ def unlearn_triggers(
     momentum: float = 0.9,
     generator: torch.Generator | None = None,
 ) -> list[FoundTrigger]:
-    r"""Take a backdoor with a trigger out of a model, in place, by held-out images.
+    r"""Remove a backdoor with a trigger from a model, in place, with held-out images.
 
-    In each pass the smallest patch is looked for with which the model takes images for a class (see
-    :func:`~fedif_studies.backdoors.inversion.invert_triggers`), for every class. Where the
-    smallest mask covers less than the share ``small`` of the median one, there is a trigger. Then
-    the model f is trained, by SGD in evaluation mode, to
+    Each pass inverts the triggers of all classes
+    (:func:`~fedif_studies.backdoors.inversion.invert_triggers`). If the smallest mask covers less
+    than the share ``small`` of the median mask, it is a trigger. Then the model f is trained, by
+    SGD in evaluation mode, to
 
     .. math:: \min_f \operatorname{mean}_x \operatorname{CE}\big(f(x), f_0(x)\big)
               + \operatorname{CE}\big(f((1 - m) x + m p), y\big)
 
-    with :math:`f_0` the model as it was given, whose softmax is the target where there is no
-    trigger, m and p the triggers found so far, one drawn for each batch, and y the true classes.
-    The passes end when no trigger is found: a model without one is left as it is.
+    The first term keeps the answers to images without a trigger: :math:`f_0` is the model as it was
+    given, and its softmax is the target. The second term unlearns: y are the true classes, and m
+    and p the mask and pattern of one of the triggers found so far, drawn for each batch. The passes
+    end when no trigger is found. So a model without one is left as it is.
 
     Parameters
     ----------
     model : torch.nn.Module
         From images to logits ``[n, C]``; its trainable parameters are changed.
     inputs : Tensor
-        ``[n, c, h, w]``: x, transformed as for the model, on its device.
+        ``[n, c, h, w]``: the images x, transformed as for the model, on its device.
     targets : Tensor
-        ``[n]`` int64: y.
+        ``[n]`` int64: the classes y.
     small : float
         In (0, 1).
-    passes, steps, batch_size : int
-        >= 1; steps are those of SGD in each pass.
+    passes : int
+        The largest number of passes, >= 1.
+    steps : int
+        The number of steps of SGD in each pass, >= 1.
+    batch_size : int
+        The number of images in a step of SGD, >= 1.
     learning_rate : float
-        Of SGD, > 0.
+        The learning rate of SGD, > 0.
     momentum : float
-        In [0, 1).
+        The momentum of SGD, in [0, 1).
     generator : torch.Generator, optional
-        On the CPU, for the batches and the images of the inversion.
+        Draws the batches and the images of the inversion; on the CPU.
 
     Returns
     -------
     list of FoundTrigger
-        What each pass found; the last one is no trigger, unless the passes did not suffice.
+        The smallest mask of each pass. The last one is not a trigger, unless there were too few
+        passes.
 
     Raises
     ------
@@ -91,9 +97,8 @@ def unlearn_triggers(
     References
     ----------
     Wang et al., "Neural Cleanse: Identifying and Mitigating Backdoor Attacks in Neural Networks",
-    IEEE S&P 2019, section VI-C, for unlearning by the inverted trigger. That the given model's own
-    answers hold the rest in place is distillation: Hinton et al., "Distilling the Knowledge in a
-    Neural Network", 2015.
+    IEEE S&P 2019, section VI-C, for unlearning by the inverted trigger. The first term is
+    distillation: Hinton et al., "Distilling the Knowledge in a Neural Network", 2015.
     """
     require(0.0 < small < 1.0, "small", small, "> 0 and < 1")
     model.eval()
@@ -123,7 +128,7 @@ def unlearn_triggers(
 
 
 def _answers(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return a model's softmax ``[n, C]``, which holds the rest in place while it unlearns."""
+    """Return the softmax ``[n, C]`` of a model's outputs, without gradients."""
     frozen = copy.deepcopy(model).requires_grad_(False)
     return torch.cat([frozen(batch).softmax(dim=1) for batch in torch.split(inputs, 256)])
 
@@ -131,7 +136,7 @@ def _answers(model: nn.Module, inputs: Tensor) -> Tensor:
 def _batches(
     count: int, batch_size: int, steps: int, generator: torch.Generator | None
 ) -> Iterator[Tensor]:
-    """Yield rows of as many batches as there are steps, epoch after epoch."""
+    """Yield the rows of ``steps`` batches, epoch after epoch."""
     left = steps
     while left:
         order = torch.randperm(count, generator=generator)
@@ -142,19 +147,19 @@ def _batches(
 
 @dataclass(frozen=True)
 class Unlearned:
-    """What became of a run's model.
+    """The result of unlearning on a run's model.
 
     Attributes
     ----------
     found : list of FoundTrigger
-        What each pass found.
+        The smallest mask of each pass.
     validation, test : tuple of float
-        The accuracies on both held-out splits, before and after.
+        The accuracy on the validation and on the test split, before and after.
     attack_success : tuple of float, optional
-        The share of triggered test images that are taken for the target, before and after; only
-        where the run's own attack is a backdoor.
+        The share of test images with the attack's trigger that are taken for its target class,
+        before and after; ``None`` unless the run's own attack is a backdoor.
     path : Path, optional
-        The file; ``None`` where no trigger was found: then the model is as it was.
+        The new model's file; ``None`` if no trigger was found and the model is as it was.
     """
 
     found: list[FoundTrigger]
@@ -165,25 +170,24 @@ class Unlearned:
 
 
 def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
-    """Look for a trigger in a run's model, train it away, and write the model beside it.
+    """Look for a trigger in a run's model, unlearn it, and write the new model beside the old one.
 
-    It is trained on the run's validation images by the clients' learning rate, momentum and batch
-    size (see :func:`unlearn_triggers`). The run's own
-    ``model.pt`` and records stay as they are. Where no trigger is found, the model that an earlier
-    call wrote is removed.
+    The model is trained on the run's validation images, with the clients' learning rate, momentum
+    and batch size (:func:`unlearn_triggers`). The run's own ``model.pt`` and records stay as they
+    are. If no trigger is found, a model that an earlier call has written is removed.
 
     Parameters
     ----------
     run_dir : Path
-        A complete run.
+        The folder of a complete run.
     small : float
-        In (0, 1): a mask of less than this share of the median one is a trigger's.
+        In (0, 1): a mask of less than this share of the median mask is a trigger.
 
     Raises
     ------
     ConfigError
-        If the run is not complete, its model is damaged or another's, or its task is of no images
-        with classes, or its app's own.
+        If the run is not complete, its model file is damaged or of another model, or its task is a
+        user's own or not one of images with classes.
     """
     folder = RunFolder(run_dir)
     needed = (folder.summary.path, folder.config.path, folder.model)
@@ -218,7 +222,7 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         path = written
         write_tensors(path, {name: array.cpu() for name, array in model.state_dict().items()})
     else:
-        written.unlink(missing_ok=True)  # By an earlier call, with another ``small``.
+        written.unlink(missing_ok=True)  # An earlier call with another ``small`` may have left it.
     after = _accuracies(splits, model)
     attack_success = None
     if "attack_success" in splits:

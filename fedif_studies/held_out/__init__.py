@@ -1,1 +1,1 @@
-"""What wrong held-out labels and missing classes do to ranks and to pay, and what helps."""
+"""Study of how wrong held-out labels and missing classes change scores and pay, and what helps."""

@@ -1,11 +1,12 @@
-"""Measure runs whose held-out labels are wrong, and print a table of all.
+"""Measure runs whose held-out set has faults, and print a table of all rows.
 
 ``python -m fedif_studies.held_out`` replaces a share of the held-out labels by other classes, or
-leaves out examples of class 6, runs ten members with it, and takes the held-out set as it is,
-without the examples that look wrong, or with the loss corrected for the estimated share. It adds a
-row for each run that ``docs/results/held-out.csv`` has not yet. Contributions under FedAvg are
-those of one and the same training, whatever the labels: what differs from the run with right ones
-is money at another member.
+leaves out examples of class 6, and runs ten members with this set. The run takes the set as it is,
+without the examples that look wrong, or with a loss that is corrected for the estimated share of
+wrong labels. The study adds a row for each run that ``docs/results/held-out.csv`` lacks.
+
+Under FedAvg, training does not depend on the held-out set. So if contributions differ from those by
+a set without faults, the faults alone have moved money from one member to another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cells of the study: the core, and lines through it."""
+"""The cells of the study: the core, and lines with other values on some of the core's axes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from fedif_flower.settings import Scalar
 from fedif_studies.held_out.labels import CONFUSED, HALF, MISSING, SINGLE, SYMMETRIC, WHOLE
 from fedif_studies.rows import Row
 
-LEAST_TEST = 100
+LEAST_TEST = 100  # At least so many examples are left to test on.
 MOST_HELD_OUT: Mapping[str, int] = {
     "digits": 600 - LEAST_TEST,
     "fashion-mnist": 10_000 - LEAST_TEST,
     "cifar10": 10_000 - LEAST_TEST,
 }
-# How the held-out set is taken: as it is, without the examples that look wrong, or with its loss
-# corrected for the share of wrong labels.
+# Treatments of the held-out set: take it as it is, leave out the examples that look wrong, or
+# correct the loss for the estimated share of wrong labels.
 AS_IT_IS = "as it is"
 LEFT_OUT = "left out"
 CORRECTED = "corrected"
 TREATMENTS = (AS_IT_IS, LEFT_OUT, CORRECTED)
-BY_CLASS = "by class"  # Corrected by chances of each class, as estimated ...
-TRUE_CHANCES = "true chances"  # ... or those by which labels became others.
+# Treatments that correct the loss for the chance of each class to be labelled as each other one:
+BY_CLASS = "by class"  # by the estimated chances,
+TRUE_CHANCES = "true chances"  # or by those that the study has used.
 KEY = (
     "data",
     "attack",
@@ -53,7 +54,7 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
         "malicious-fraction": 0.4,
     },
 }
-# The core has all of these; a line differs from it in one of them.
+# The values on the axes of the core. A line has other values on some of the axes.
 CORE: Mapping[str, Sequence[Any]] = {
     "attack": ("none", "label-noise"),
     "strategy": ("fedif", "fedavg"),
@@ -83,7 +84,7 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
         "treatment": (AS_IT_IS, CORRECTED, BY_CLASS, TRUE_CHANCES),
     },
     "by-class": {**CORE, "treatment": (BY_CLASS,)},
-    # Minutes each: FedIF alone, under attack.
+    # For data whose runs take minutes each: FedIF alone, under an attack.
     "hard": {
         **CORE,
         "attack": ("label-noise",),
@@ -96,10 +97,10 @@ LINES: Mapping[str, Mapping[str, Sequence[Any]]] = {
 def cells_of(
     line: str, sizes: Mapping[str, Sequence[int]], wrong: Sequence[float], seeds: int
 ) -> Iterator[Row]:
-    """Yield the cells of a line, small sets first, with the sizes of each data set.
+    """Yield the cells of a line for each data set, small held-out sets first.
 
-    Labels that are right are confused with none: where none is wrong, the kind says nothing, and
-    the cells are the core's.
+    Confused labels are left out where the share of wrong ones is 0: without wrong labels, such a
+    cell would be the same as one of the core.
     """
     axes = LINES[line]
     for name, of_data in sizes.items():

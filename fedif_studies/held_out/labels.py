@@ -1,4 +1,4 @@
-"""Held-out sets with faults: labels that are wrong, classes of which there are few or none."""
+"""Faults of held-out sets: wrong labels, and a class with few examples or none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fedif_flower.attacks.behaviour import Behaviour
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation.label_noise import transition_matrix
 
-# How labels are wrong: each other class is as likely, or people take it for this one.
+# Kinds of wrong labels: any other class with the same chance, or the class that looks alike.
 SYMMETRIC = "symmetric"
 CONFUSED = "confused"
 KINDS = (SYMMETRIC, CONFUSED)
-CLASS = 6  # Of which examples are left out; malicious members call it 0.
-# How many of its examples stay.
+CLASS = 6  # The class whose examples are left out, and which malicious members label as 0.
+# How many examples of CLASS stay in the held-out set: all, half, one or none.
 WHOLE = "whole"
 HALF = "half"
 SINGLE = "single"
 MISSING = "missing"
-# Each class, and the one that people take it for.
+# Pairs of classes that people mistake for each other.
 PAIRS: Mapping[str, Sequence[tuple[int, int]]] = {
     "digits": ((0, 2), (1, 7), (3, 8), (4, 9), (5, 6)),
     # T-shirt and shirt, trouser and dress, pullover and coat, sandal and sneaker, bag and boot.
@@ -32,7 +32,7 @@ PAIRS: Mapping[str, Sequence[tuple[int, int]]] = {
 
 
 class SixAsZero(Behaviour):
-    """Trains on all its examples of class 6 as if they were of class 0."""
+    """Trains on its examples of class 6 as examples of class 0."""
 
     def poison_labels(
         self,
@@ -40,12 +40,12 @@ class SixAsZero(Behaviour):
         num_classes: int,  # noqa: ARG002
         generator: torch.Generator,  # noqa: ARG002
     ) -> Tensor:
-        """Return the labels ``[n]`` without a 6."""
+        """Return the labels ``[n]``, with 0 in place of 6."""
         return labels.where(labels != CLASS, torch.zeros_like(labels))
 
 
 def mistaken_for(data: str) -> Tensor:
-    """Return for each class the one that people take it for, ``[C]``."""
+    """Return ``[C]``: for each class, the class that people mistake it for."""
     pairs = PAIRS[data]
     others = torch.empty(2 * len(pairs), dtype=torch.long)
     for first, second in pairs:
@@ -57,20 +57,20 @@ def mistaken_for(data: str) -> Tensor:
 def with_wrong_labels(
     labels: Tensor, share: float, num_classes: int, seed: int, others: Tensor | None = None
 ) -> Tensor:
-    """Return labels ``[n]`` of which a share, drawn at random, are wrong.
+    """Return labels ``[n]`` with a share of them, drawn at random, replaced by wrong ones.
 
     Parameters
     ----------
     labels : Tensor
-        ``[n]``.
+        ``[n]``: the true labels.
     share : float
-        Of them, in [0, 1].
+        The share that is replaced, in [0, 1].
     num_classes : int
-        C: each other class is as likely.
+        C. Without ``others``, each other class has the same chance.
     seed : int
-        Draws which labels, and what they become.
+        Seeds which labels are replaced, and by which class.
     others : Tensor, optional
-        ``[C]``: what a wrong label of each class is instead.
+        ``[C]``: for each class, the label that replaces it.
     """
     generator = torch_generator("held-out-study-labels", seed)
     rows = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
@@ -84,7 +84,10 @@ def with_wrong_labels(
 
 
 def true_transitions(share: float, num_classes: int, others: Tensor | None = None) -> Tensor:
-    """Return the chances ``[C, C]`` by which :func:`with_wrong_labels` replaces labels."""
+    """Return ``[C, C]``: the chance that :func:`with_wrong_labels` replaces one class by another.
+
+    Rows are the true classes; the diagonal has the chance that a label stays.
+    """
     if others is None:
         return transition_matrix(share, num_classes)
     chances = (1 - share) * torch.eye(num_classes, dtype=torch.float64)
@@ -93,7 +96,10 @@ def true_transitions(share: float, num_classes: int, others: Tensor | None = Non
 
 
 def kept_of_class(labels: Tensor, classes: str) -> Tensor:
-    """Return which of the examples ``[n]`` stay: all of class 6, half, one, or none."""
+    """Return which examples stay, ``[n]``, bool: those of other classes, and some of class 6.
+
+    ``classes`` says how many of class 6: ``"whole"``, ``"half"``, ``"single"`` or ``"missing"``.
+    """
     stays = torch.ones(len(labels), dtype=torch.bool)
     rows = (labels == CLASS).nonzero().flatten()
     left = {WHOLE: len(rows), HALF: len(rows) // 2, SINGLE: 1, MISSING: 0}[classes]

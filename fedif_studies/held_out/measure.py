@@ -1,4 +1,4 @@
-"""One run with a held-out set that has faults, and what it says of ranks and money."""
+"""A run with a held-out set that has faults: its accuracy, scores and shares of money."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ from fedif_studies.held_out.labels import (
 )
 from fedif_studies.rows import Row
 
-MOST_TEST = 2000
-MOST_TRAINING = 1200  # Examples of a member: a federation then takes seconds.
+MOST_TEST = 2000  # At most so many examples are tested on.
+MOST_TRAINING = 1200  # A member has at most so many examples, so that a run takes seconds.
 OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
     "digits": {"num-server-rounds": 25},
     "fashion-mnist": {
@@ -57,7 +57,8 @@ OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
         "learning-rate": 0.05,
         "batch-size": 32,
     },
-    # A folder of images; a convolutional network takes minutes to examine.
+    # CIFAR-10 is read as a folder of images. The examination of its held-out set has more time than
+    # by default, since it trains convolutional networks.
     "cifar10": {
         "dataset": "image-folder",
         "num-server-rounds": 30,
@@ -78,7 +79,7 @@ USUAL: Mapping[str, Scalar] = {
 
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
-    """Return the figures of one run."""
+    """Run a cell; return its row of figures."""
     noise = _NOISE.get(cell["treatment"], "off")
     settings: dict[str, Scalar] = {
         **USUAL,
@@ -103,7 +104,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
 
 
 def with_few_examples(task: Task) -> Task:
-    """Return a task of whose training examples each member has the first few."""
+    """Return a task in which each member has only its first ``MOST_TRAINING`` examples."""
 
     def client_data(site: ClientSite) -> tuple[Tensor, Tensor]:
         data: Any = task.client_data(site)
@@ -114,7 +115,7 @@ def with_few_examples(task: Task) -> Task:
 
 
 def figures_of(run: Run, cell: Row) -> Row:
-    """Return what a run says of its model, its scores, its labels and its money."""
+    """Return a run's figures: of its model, its scores, its held-out labels and its money."""
     examined = run.folder.provenance.read()[HELD_OUT_KEY]
     row: Row = {
         "accuracy": run.summary["test_accuracy"],
@@ -136,7 +137,15 @@ def figures_of(run: Run, cell: Row) -> Row:
 
 
 def money_of(positive: Sequence[float], is_liar: Sequence[bool]) -> Row:
-    """Return members' shares of what is positive, and the liars'; nothing where nothing is."""
+    """Return members' shares of the money, and the malicious ones'; empty if nobody is paid.
+
+    Parameters
+    ----------
+    positive : sequence of float
+        Each member's contribution, or 0 if it is negative.
+    is_liar : sequence of bool
+        Whether each member is malicious.
+    """
     total = sum(positive)
     if not total > 0:
         return {"liars_share": "", "shares": ""}
@@ -146,7 +155,7 @@ def money_of(positive: Sequence[float], is_liar: Sequence[bool]) -> Row:
 
 
 def task_of(task: Task, config_seed: int, cell: Row) -> Task:
-    """Return the server's task: with so many held-out examples, and their faults."""
+    """Return the server's task: with a cell's number of held-out examples, and their faults."""
     site = Site(config_seed)
     splits: Sequence[Any] = (task.validation_data(site), task.test_data(site))
     images, labels = (torch.cat(both) for both in zip(*splits, strict=True))

@@ -1,4 +1,4 @@
-"""The study's rows as a table: means over seeds."""
+"""The study's tables: means of its rows over seeds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from fedif_studies.rows import Row
 _TAKEN = (*TREATMENTS, BY_CLASS, TRUE_CHANCES)
 _FEDERATION = ("data", "attack", "strategy", "examples", "seed")
 Runs = Sequence[Row]
-"""Rows of the same cell but for their seeds."""
+"""Rows of cells that differ in their seeds alone."""
 
 
 def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
-    """Return by cell how much money is at another member than by a set without faults, in [0, 1].
+    """Return, by cell, the share of money that the held-out set's faults move, in [0, 1].
 
-    Such a set has as many examples, all classes, and right labels. Where one of both sets pays
-    nobody, no money can be compared, and the cell is not there.
+    It is compared with a run by a set without faults: as many examples, all classes and right
+    labels, taken as it is. A cell is left out if there is no such run, or if one of both runs pays
+    nobody.
     """
     without_faults = {}
     for row in rows:
@@ -45,7 +46,7 @@ def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
 
 
 def _moved(shares: Sequence[float], reference: Sequence[float]) -> float:
-    """Return what members have beyond their shares by the reference, in all."""
+    """Return the sum of what members have beyond their shares in the reference."""
     moved = 0.0
     for ours, theirs in zip(shares, reference, strict=True):
         moved += max(ours - theirs, 0.0)
@@ -63,12 +64,12 @@ def _is_without_faults(row: Row) -> bool:
 
 
 def _federation(row: Row) -> tuple[str, ...]:
-    """Return what two runs have in common that differ in faults of the held-out set alone."""
+    """Return the values that two runs share if they differ in the held-out set's faults alone."""
     return tuple(row[name] for name in _FEDERATION)
 
 
 def _cell_of(row: Row) -> tuple[str, ...]:
-    """Return the values that tell a run's cell from all others."""
+    """Return the values that identify a run's cell."""
     return tuple(row[name] for name in KEY)
 
 
@@ -77,23 +78,23 @@ def _shares(row: Row) -> list[float]:
 
 
 def _with_moved_money(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with a column ``moved``: ``None`` where no money can be compared."""
+    """Return the rows with a column ``moved``, which is ``None`` if money cannot be compared."""
     money_by_cell = moved_money(rows)
     return [{**row, "moved": money_by_cell.get(_cell_of(row))} for row in rows]
 
 
 def table(rows: Sequence[Row]) -> ResultTable:
-    """Return means over seeds by data, attack, size, fault and strategy."""
+    """Return a table of means over seeds, with a line for each data, fault, attack and strategy."""
     groups = grouped(_with_moved_money(rows), _line_key)
     in_order = [groups[key] for key in sorted(groups)]
     return table_of("Faults of the held-out set", _COLUMNS, in_order, num_labels=8)
 
 
 def _line_key(row: Row) -> tuple[Any, ...]:
-    """Return what the runs of a line have in common, in the order by which lines are sorted."""
+    """Return the values that the runs of a line share, in the order by which lines are sorted."""
     return (
         row["data"],
-        # Kinds and treatments come as the study lists them, not by their letters.
+        # Kinds and treatments are in the study's order, not in alphabetical order.
         KINDS.index(row["kind"]),
         row["classes"],
         row["attack"],
@@ -105,17 +106,18 @@ def _line_key(row: Row) -> tuple[Any, ...]:
 
 
 def short_table(rows: Sequence[Row], data: str) -> ResultTable:
-    """Return what wrong labels do, and what is left of it once the loss is corrected.
+    """Return a table of the effect of wrong held-out labels, before and after a correction.
 
-    Accuracy and AUC are FedIF's with three of ten members' labels wrong; money is paid by
-    contributions under FedAvg, to the three, and moved where all ten are honest.
+    Accuracy and AUC are those of FedIF if three of ten members have wrong labels. Money is paid by
+    contributions under FedAvg: one column is the share that goes to these three, another the share
+    that is moved if all ten members are honest.
 
     Parameters
     ----------
     rows : sequence of mapping
-        The core's.
+        The study's rows, of which those of the core are used.
     data : str
-        Of which data set.
+        The data set.
     """
     core = [row for row in _with_moved_money(rows) if _is_core(row, data)]
     groups = grouped(core, lambda row: (int(row["examples"]), float(row["wrong"])))
@@ -131,7 +133,10 @@ def _is_core(row: Row, data: str) -> bool:
 def _before_and_after(
     rows: Runs, attack: str, strategy: str, column: str, *, unit: float = 1, digits: int = 1
 ) -> str:
-    """Return a column's mean as the set is, and with the loss corrected; once where it is one."""
+    """Return as text a column's mean with the set as it is, and with the loss corrected.
+
+    If both are the same, it stands once.
+    """
     groups = grouped(rows, lambda row: (row["attack"], row["strategy"], row["treatment"]))
     before = _mean(groups.get((attack, strategy, AS_IT_IS), ()), column, unit=unit, digits=digits)
     after = _mean(groups.get((attack, strategy, CORRECTED), ()), column, unit=unit, digits=digits)
@@ -141,18 +146,18 @@ def _before_and_after(
 
 
 def _mean(rows: Runs, column: str, *, unit: float = 1, digits: int = 1) -> str:
-    """Return a column's mean, and of how many runs it is where some have no value.
+    """Return as text a column's mean, and the number of runs with a value if some have none.
 
     Parameters
     ----------
     rows : sequence of mapping
         The runs.
     column : str
-        Whose values.
+        The column.
     unit : float
-        By what they are multiplied: 100 for percent.
+        The factor by which values are multiplied: 100 for percent.
     digits : int
-        Behind the point.
+        The number of decimals.
     """
     values = [float(row[column]) for row in rows if row[column] not in (None, "")]
     if not values:
@@ -164,7 +169,7 @@ def _mean(rows: Runs, column: str, *, unit: float = 1, digits: int = 1) -> str:
 
 
 def _mean_to_liars(runs: Runs) -> str:
-    """Return the share of money that malicious members have; a dash where nobody is malicious."""
+    """Return malicious members' share of the money as text; a dash if nobody is malicious."""
     if runs[0]["attack"] == "none":
         return "-"
     return _mean(runs, "liars_share", unit=100)

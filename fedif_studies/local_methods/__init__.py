@@ -1,1 +1,1 @@
-"""Local methods to compare with, named by import string as anybody's own are."""
+"""Published local methods to compare with; a run config names them by import string."""

@@ -1,4 +1,4 @@
-"""What methods against wrong labels need of a task: a classifier, trained by cross-entropy."""
+"""Checks of a task for methods against wrong labels: a classifier, trained by cross-entropy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _BATCH = 256
 
 
 def classifier_misfit(task: Task, data: Data) -> str:
-    """Return what a task lacks to be a classifier, as the end of a sentence; empty: nothing.
+    """Return what a task lacks to be a classifier, as the end of a sentence; empty if nothing.
 
     Parameters
     ----------
     task : Task
-        Needs ``num_classes``, and cross-entropy for its loss.
+        The task. It needs ``num_classes``, and cross-entropy as its loss.
     data : Data
-        Its first batch has to end in class labels ``[n]``.
+        A client's data. The first batch has to end in class labels ``[n]``.
     """
     if not task.num_classes:
         return "class labels (num_classes)"
@@ -38,7 +38,7 @@ def classifier_misfit(task: Task, data: Data) -> str:
 
 
 def labelled_batches(data: Any, device: torch.device) -> Iterator[Any]:
-    """Yield a client's batches, in their order, on a device; the labels are the last of each."""
+    """Yield a client's batches, in their order, on a device. A batch ends in its labels."""
     for batch in read_batches(data, None, _BATCH):
         yield to_device(batch, device)
 

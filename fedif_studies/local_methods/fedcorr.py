@@ -1,4 +1,4 @@
-"""FedCorr [Xu et al., 2022]: clients with wrong labels are found by their answers, and corrected.
+"""FedCorr [Xu et al., 2022]: finds clients with wrong labels by their answers, and corrects them.
 
 Paper: https://arxiv.org/abs/2204.04677
 """
@@ -22,31 +22,32 @@ from fedif_flower.tasks.task import Data, Task
 from fedif_studies.local_methods.classifier import classifier_misfit
 from fedif_studies.local_methods.mixture import in_higher, noisy_of
 
-FIGURES = "dimension-and-level"
-# The stages, as clients are told them.
+FIGURES = "dimension-and-level"  # The name of a client's report.
+# The names of the stages, as the server tells them to clients.
 PASS = "pass"
 FINE_TUNING = "fine-tuning"
 USUAL = "usual"
-# What the server tells a client.
+# Keys of what the server tells a client: the stage, and the client's noise level.
 _STAGE = "stage"
 _LEVEL = "level"
-# What a client keeps between its rounds.
-_LABELS = "fedcorr-labels"
-_OWN_LABELS = "fedcorr-own-labels"
-_LOSSES = "fedcorr-losses"
-_DONE = "fedcorr-done"
+# Keys of a client's memory.
+_LABELS = "fedcorr-labels"  # The labels as they are now.
+_OWN_LABELS = "fedcorr-own-labels"  # The labels that its data have.
+_LOSSES = "fedcorr-losses"  # Each example's loss, summed over passes.
+_DONE = "fedcorr-done"  # Is there once labels were corrected after the fine-tuning.
 _BATCH = 256
-_EPSILON = 1e-8
+_EPSILON = 1e-8  # Keeps the sum of logarithms below 0 if all distances are equal.
 
 
 @dataclass(frozen=True)
 class FedCorr(CheckedFields, LocalMethod):
-    r"""Members found noisy by their answers' dimension correct labels that the global model doubts.
+    r"""Members with wrong labels, found by their answers' dimension, correct them by the model.
 
-    Three stages: ``passes`` over all members, in which the noisy ones are found
-    (:func:`intrinsic_dimensions`), how many of their labels are wrong is estimated
-    (:func:`noise_level`) and the worst are corrected; ``fine_tuning`` rounds with clean members
-    alone; and usual rounds with the labels as they are now. In the passes a member's loss is
+    There are three stages. In ``passes`` over all members, noisy members are found
+    (:func:`intrinsic_dimensions`), the share of their wrong labels is estimated
+    (:func:`noise_level`), and labels with the highest losses are corrected. In ``fine_tuning``
+    rounds, only clean members take part. Usual rounds follow; when a noisy member trains again, it
+    first corrects all labels that the global model doubts. In the passes, a member's loss is
 
     .. math::
         \lambda \operatorname{CE}(f(\tilde x), y) + (1 - \lambda) \operatorname{CE}(f(\tilde x), y')
@@ -54,30 +55,32 @@ class FedCorr(CheckedFields, LocalMethod):
         \tilde x = \lambda x + (1 - \lambda) x', \quad
         \lambda \sim \operatorname{Beta}(\alpha, \alpha)
 
-    with :math:`(x', y')` another example of the batch and :math:`\hat\mu` the member's noise level.
+    with :math:`(x', y')` another example of the batch, :math:`\hat\mu` the member's noise level, w
+    the member's parameters, and :math:`w_{t-1}` those that it received.
 
     Parameters
     ----------
     passes : int
-        Over all members, >= 1.
+        The number of passes over all members, >= 1.
     fine_tuning : int
-        Rounds, >= 0.
+        The number of rounds of fine-tuning, >= 0.
     relabelled : float
-        Of the labels estimated to be wrong, those that a pass may correct, in [0, 1].
+        The share, in [0, 1], of the labels estimated to be wrong that a pass may correct.
     confidence : float
-        The global model's least probability of what a label is corrected to, in [0, 1].
+        A label is corrected only to a class that has a larger probability than this, in [0, 1], by
+        the global model.
     clean_level : float
         Members with at most this noise level take part in the fine-tuning, in [0, 1].
     mixup : float
-        :math:`\alpha` >= 0; 0: examples are not mixed.
+        :math:`\alpha` >= 0; with 0, examples are not mixed.
     proximal : float
         :math:`\beta` >= 0.
     neighbours : int
-        Of each answer, by which the dimension is told, >= 2.
+        The number of each answer's neighbours that its dimension is estimated from, >= 2.
     num_classes : int
-        C >= 2; a run config's task says it.
+        C >= 2; in a run config, the task sets it.
     seed : int
-        Of the mixtures.
+        The seed of the Gaussian mixtures.
     """
 
     passes: Annotated[int, Setting("over all members, in which noisy ones are found", ge=1)] = 5
@@ -100,7 +103,7 @@ class FedCorr(CheckedFields, LocalMethod):
     seed: int = 0
 
     def misfit(self, task: Task, data: Data) -> str:
-        """Return that it needs a classifier, and labels in an order that stays."""
+        """Return what a task lacks: it has to be a classifier, on data in a fixed order."""
         missing = super().misfit(task, data) or classifier_misfit(task, data)
         if missing:
             return missing
@@ -113,17 +116,17 @@ class FedCorr(CheckedFields, LocalMethod):
         return ""
 
     def guide(self) -> Guide:
-        """Return what leads through the stages."""
+        """Return the server's half, which leads through the stages."""
         return FedCorrGuide(self)
 
     def examples(self, local: LocalRound) -> Any:
-        """Return the examples with the labels as they are now, corrected where it is time."""
+        """Return the examples with their present labels, corrected first if the stage says so."""
         pair = tensor_pair(local.data)
-        assert pair is not None  # misfit
+        assert pair is not None  # misfit() has checked this.
         inputs, own_labels = pair
         own_labels_now = own_labels.cpu()
         own_labels_before = local.memory.get(_OWN_LABELS)
-        # Other data than last time: what is remembered of single examples is void.
+        # If the data are not those of the last round, the memory of single examples is void.
         if own_labels_before is None or not torch.equal(own_labels_before, own_labels_now):
             local.memory[_OWN_LABELS] = own_labels_now
             local.memory[_LABELS] = own_labels_now
@@ -137,7 +140,7 @@ class FedCorr(CheckedFields, LocalMethod):
                 count = int(len(labels) * level * self.relabelled)
                 rows = local.memory[_LOSSES].argsort(descending=True)[:count]
             else:
-                # Once, after the fine-tuning, all labels that the model doubts may go.
+                # Once, after the fine-tuning, any label may be corrected.
                 rows = torch.arange(len(labels))
                 local.memory[_DONE] = torch.ones(1)
             probabilities = answers(local.model, inputs).softmax(dim=1)  # [n, C]
@@ -146,16 +149,16 @@ class FedCorr(CheckedFields, LocalMethod):
         return inputs, labels.to(own_labels)
 
     def term(self, local: LocalRound) -> LocalTerm:
-        """Return what the passes add to a step: mixed examples, and the proximal term."""
+        """Return the term of a pass: mixed examples, and a proximal term; else an empty one."""
         if local.told.get(_STAGE) != PASS:
             return LocalTerm()
         term = _Mixed(local.model, self.mixup) if self.mixup else LocalTerm()
-        # Its gradient is twice that of mu / 2 times the square.
+        # A proximal term has mu / 2 times the squared distance; FedCorr's term lacks the half.
         term.proximal_mu = 2 * self.proximal * float(local.told.get(_LEVEL, 0.0))
         return term
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> None:  # noqa: ARG002
-        """Report, after a round of a pass, the dimension of its answers and its noise level."""
+        """In a pass, report the mean dimension of the client's answers, and its noise level."""
         if local.told.get(_STAGE) != PASS:
             return
         inputs, labels = local.data
@@ -168,7 +171,7 @@ class FedCorr(CheckedFields, LocalMethod):
 
 
 class _Reported(NamedTuple):
-    """What a member has reported: the sum of its dimensions, the passes, its last noise level."""
+    """A member's reports: the sum of its dimensions, their number, and its last noise level."""
 
     dimensions: float = 0.0
     passes: int = 0
@@ -180,18 +183,18 @@ class _Reported(NamedTuple):
 
 
 class FedCorrGuide(Guide):
-    """Leads through the passes, splits the members after each, and lets clean ones fine-tune."""
+    """Leads through the stages: splits the members after each pass, and tells clients the stage."""
 
     def __init__(self, method: FedCorr) -> None:
         super().__init__()
         self._method = method
-        self._passed = 0  # Passes that are over.
-        self._asked: set[int] = set()  # Members asked in this pass.
+        self._passed = 0  # The number of passes that are over.
+        self._asked: set[int] = set()  # The members that were asked in this pass.
         self._passed_before: int | None = None  # The first round after the passes.
         self._members: dict[int, _Reported] = {}
 
     def turn(self, members: Sequence[int], server_round: int) -> Turn:
-        """Return who was not asked in this pass; in the fine-tuning, clean members."""
+        """Return the members who were not asked in this pass, or in the fine-tuning, clean ones."""
         if self._passed_before is None and members and not set(members) - self._asked:
             self._end_pass(server_round)
         if self._passed_before is None:
@@ -203,22 +206,22 @@ class FedCorrGuide(Guide):
         return Turn(allowed or members)
 
     def asked(self, client_ids: Sequence[int], server_round: int) -> None:  # noqa: ARG002
-        """Note who is asked in a pass."""
+        """Take note of the members that are asked in a pass."""
         if self._passed_before is None:
             self._asked.update(client_ids)
 
     def told(self, client_id: int, server_round: int) -> Told:
-        """Return the stage, and the client's noise level as the last pass left it."""
+        """Return the stage, and the client's noise level by the last pass."""
         return {_STAGE: self._stage(server_round), _LEVEL: self.level(client_id)}
 
     def expected(self, server_round: int) -> Mapping[str, int]:
-        """Return that dimension and level are expected in a pass."""
+        """Return that replies have to report two figures in a pass: dimension and level."""
         return {FIGURES: 2} if self._stage(server_round) == PASS else {}
 
     def take(
         self, server_round: int, client_ids: Sequence[int], reports: Mapping[str, Tensor]
     ) -> None:
-        """Add up the dimensions, and keep the levels."""
+        """Add up the dimensions that clients report in a pass, and keep their last levels."""
         if self._stage(server_round) != PASS:
             return
         figures = reports[FIGURES].clamp_min(0.0).tolist()
@@ -231,13 +234,13 @@ class FedCorrGuide(Guide):
             )
 
     def level(self, client_id: int) -> float:
-        """Return a client's noise level: 0 unless it is taken to be noisy."""
+        """Return a client's noise level; 0 if its labels are not taken to be wrong."""
         if client_id not in self.noisy:
             return 0.0
         return self._members[client_id].level
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is, and what is known of each member."""
+        """Return the state that a checkpoint keeps: the stage, and each member's reports."""
         return super().state_dict() | {
             "passed": self._passed,
             "asked": sorted(self._asked),
@@ -246,7 +249,7 @@ class FedCorrGuide(Guide):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self._passed = state["passed"]
         self._asked = set(state["asked"])
@@ -254,7 +257,7 @@ class FedCorrGuide(Guide):
         self._members = {i: _Reported(*figures) for i, *figures in state["members"]}
 
     def _end_pass(self, server_round: int) -> None:
-        """Split the members by the mean dimension of their answers."""
+        """End a pass: split the members into noisy and clean ones by their mean dimension."""
         self._passed += 1
         self._asked = set()
         if self._passed >= self._method.passes:
@@ -275,13 +278,13 @@ class FedCorrGuide(Guide):
 
 
 class _Mixed(LocalTerm):
-    """Mixes each batch with itself in another order, inputs and losses."""
+    """Mixup: mixes each batch's inputs and losses with those of the batch in another order."""
 
     def __init__(self, model: nn.Module, alpha: float) -> None:
         super().__init__()
         self._model = model
         self._beta = torch.distributions.Beta(alpha, alpha)
-        # The last batch's lambda, and the order in which others are mixed in.
+        # The last batch's lambda, and the order in which the batch is mixed with itself.
         self._share = 1.0
         self._order = torch.zeros(0, dtype=torch.long)
         self._handle: Any = None
@@ -315,18 +318,18 @@ def answers(model: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def corrected(labels: Tensor, probabilities: Tensor, rows: Tensor, confidence: float) -> Tensor:
-    """Return labels in which some are replaced by what a model is sure of.
+    """Return labels of which some are replaced by the most probable class of a model.
 
     Parameters
     ----------
     labels : Tensor
-        ``[n]``; not changed.
+        ``[n]``: the labels; the tensor is not changed.
     probabilities : Tensor
-        ``[n, C]``: the model's.
+        ``[n, C]``: the model's probabilities.
     rows : Tensor
-        ``[r]``: which may be replaced.
+        ``[r]``: the rows of labels that may be replaced.
     confidence : float
-        The least probability at which one is.
+        A label is replaced if the most probable class has a larger probability than this.
     """
     most, answer = probabilities[rows].max(dim=1)
     sure = most > confidence
@@ -336,20 +339,25 @@ def corrected(labels: Tensor, probabilities: Tensor, rows: Tensor, confidence: f
 
 
 def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
-    r"""Return the local intrinsic dimension at each point, ``[n]``, float64, finite and >= 0.
+    r"""Return an estimate of the local intrinsic dimension at each point, ``[n]``.
 
     .. math:: \widehat{\mathrm{LID}}(x) = - \Bigl( \frac{1}{k} \sum_{i=1}^{k} \log
               \frac{r_i(x)}{r_k(x)} \Bigr)^{-1}
 
-    with :math:`r_i` the distance of the i-th nearest other point. It is 0 where the k-th is at the
-    same place, and where there are fewer than three points.
+    with :math:`r_i` the distance of the i-th nearest other point.
 
     Parameters
     ----------
     points : Tensor
         ``[n, f]``.
     neighbours : int
-        k >= 2; all others where there are fewer.
+        k >= 2; if there are fewer other points, k is their number.
+
+    Returns
+    -------
+    Tensor
+        ``[n]``, float64, finite and >= 0; 0 if another point is at the same place, or if there are
+        fewer than three points.
     """
     k = min(neighbours, len(points) - 1)
     if k < 2:
@@ -359,20 +367,20 @@ def intrinsic_dimensions(points: Tensor, neighbours: int) -> Tensor:
     for rows in torch.split(points, _BATCH):
         distances = torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = distances.topk(k + 1, largest=False).values[:, 1:]  # Without the point itself.
-        logs = (nearest / (nearest[:, -1:] + _EPSILON)).log().sum(dim=1)  # < 0
+        logs = (nearest / (nearest[:, -1:] + _EPSILON)).log().sum(dim=1)  # [n], < 0
         dimensions.append(-k / logs)
     return torch.cat(dimensions)
 
 
 def noise_level(losses: Tensor, seed: int) -> float:
-    """Return the share of a client's examples in the component of the higher losses.
+    """Return the share of a client's examples that are in the component with the higher losses.
 
     Parameters
     ----------
     losses : Tensor
-        ``[n]``, float64, finite: of each example, added up over the passes.
+        ``[n]``, float64, finite: each example's loss, summed over the passes.
     seed : int
-        Of the mixture.
+        The seed of the Gaussian mixture.
     """
     if len(losses) < 2:
         return 0.0

@@ -1,4 +1,4 @@
-"""FedNoRo [Wu et al., 2023]: clients with wrong labels are found by their losses, and distilled.
+"""FedNoRo [Wu et al., 2023]: finds clients with wrong labels; they learn from the global model.
 
 Paper: https://arxiv.org/abs/2305.05230
 """
@@ -25,42 +25,45 @@ from fedif_studies.local_methods.classifier import classifier_misfit, labelled_b
 from fedif_studies.local_methods.mixture import noisy_of
 
 CLASS_LOSSES = "class-losses"
-_NONE = -1.0  # In a report: the client has no example of this class.
+_NONE = -1.0  # In a report, the loss of a class of which the client has no example.
+# Keys of what the server tells a client: whether to report its losses, and lambda.
 _REPORT = "report"
 _DISTILLATION = "distillation"
 
 
 @dataclass(frozen=True)
 class FedNoRo(CheckedFields, LocalMethod):
-    r"""Members found noisy by their losses per class learn from the global model's answers too.
+    r"""Members with wrong labels, found by their losses per class, learn from the global model.
 
-    With z a model's outputs, :math:`\pi` the shares of the classes at the client, T the
-    temperature and :math:`z_g` the outputs of the model received, a client's loss is
+    With z the outputs of the client's model, y the labels, :math:`\pi` the shares of the classes
+    among the client's labels, T the temperature and :math:`z_g` the outputs of the received model,
+    a client's loss is
 
     .. math::
         (1 - \lambda) \operatorname{CE}(z + \log \pi, y) +
         \lambda \operatorname{KL}(\operatorname{softmax}(z_g / T) \,\|\,
         \operatorname{softmax}(z + \log \pi))
 
-    with :math:`\lambda = 0` for clean members and in the warm-up, and :func:`distillation_weight`
-    for those found noisy, whose weights fall with their distance (:func:`distance_aware`).
+    :math:`\lambda` is 0 for clean members, and for all in the warm-up; for members found noisy, it
+    is :func:`distillation_weight`. Noisy members' weights in the step fall with their distance from
+    clean members (:func:`distance_aware`).
 
     Parameters
     ----------
     warm_up : int
-        Rounds of the first stage, >= 2. In its last all members are asked.
+        The number of rounds of the first stage, >= 2. Its last round asks all members.
     distillation : float
-        Largest :math:`\lambda`, in [0, 1].
+        The largest :math:`\lambda`, in [0, 1].
     ramp : int
-        Rounds of the second stage until it is reached, >= 1.
+        The number of rounds of the second stage until :math:`\lambda` is the largest, >= 1.
     temperature : float
         T > 0.
     distance_aware : bool
         Whether noisy members' weights fall with their distance from clean ones.
     num_classes : int
-        C >= 2; a run config's task says it.
+        C >= 2; in a run config, the task sets it.
     seed : int
-        Of the mixtures.
+        The seed of the Gaussian mixtures.
     """
 
     warm_up: Annotated[
@@ -78,15 +81,15 @@ class FedNoRo(CheckedFields, LocalMethod):
     seed: int = 0
 
     def misfit(self, task: Task, data: Data) -> str:
-        """Return that it needs a classifier."""
+        """Return what a task lacks: it has to be a classifier."""
         return super().misfit(task, data) or classifier_misfit(task, data)
 
     def guide(self) -> Guide:
-        """Return what finds noisy members."""
+        """Return the server's half, which finds noisy members."""
         return FedNoRoGuide(self)
 
     def term(self, local: LocalRound) -> LocalTerm:
-        """Return the loss of this round; with the losses per class, where they are asked for."""
+        """Return the loss of this round, and report the losses per class if the server asks."""
         term = _AdjustedLoss(self, local)
         if local.told.get(_REPORT):
             losses = class_losses(local.model, _batches(local), self.num_classes)
@@ -95,20 +98,20 @@ class FedNoRo(CheckedFields, LocalMethod):
 
 
 class FedNoRoGuide(Guide):
-    """Splits the members once, after the warm-up, and says how much each is to distil."""
+    """Splits the members once, after the warm-up, and tells each how much distillation counts."""
 
     def __init__(self, method: FedNoRo) -> None:
         super().__init__()
         self._method = method
-        self._split_after: int | None = None  # The round whose reports split the members.
+        self._split_after: int | None = None  # The round whose reports have split the members.
         self.weighs = method.distance_aware
 
     def turn(self, members: Sequence[int], server_round: int) -> Turn:
-        """Return everybody; in the last round of the warm-up all are asked."""
+        """Return all members, and that the round asks all of them if it measures losses."""
         return Turn(members, everyone=self._measures(server_round))
 
     def told(self, client_id: int, server_round: int) -> Told:
-        """Return whether to report losses, and how much the distillation counts."""
+        """Return whether to report losses, and how much the distillation counts (lambda)."""
         weight = 0.0
         if self._split_after is not None and client_id in self.noisy:
             since = server_round - self._split_after
@@ -116,7 +119,7 @@ class FedNoRoGuide(Guide):
         return {_REPORT: self._measures(server_round), _DISTILLATION: weight}
 
     def expected(self, server_round: int) -> Mapping[str, int]:
-        """Return C losses, where they are asked for."""
+        """Return that replies have to report C losses in the round that measures them."""
         if not self._measures(server_round):
             return {}
         return {CLASS_LOSSES: self._method.num_classes}
@@ -124,7 +127,7 @@ class FedNoRoGuide(Guide):
     def take(
         self, server_round: int, client_ids: Sequence[int], reports: Mapping[str, Tensor]
     ) -> None:
-        """Split the members, by reports of two or more."""
+        """Split the members by their losses, if two or more have reported these."""
         if not self._measures(server_round) or len(client_ids) < 2:
             return
         losses = reports[CLASS_LOSSES].double()
@@ -140,11 +143,11 @@ class FedNoRoGuide(Guide):
         return distance_aware(weights, updates.client_updates, noisy)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return who is noisy, and since when."""
+        """Return the state that a checkpoint keeps: noisy members, and the round of the split."""
         return super().state_dict() | {"split_after": self._split_after}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         super().load_state_dict(state)
         self._split_after = state["split_after"]
 
@@ -153,7 +156,7 @@ class FedNoRoGuide(Guide):
 
 
 class _AdjustedLoss(LocalTerm):
-    """Cross-entropy of outputs adjusted by the client's classes, and the distillation."""
+    """Cross-entropy of outputs adjusted by the client's class shares, plus the distillation."""
 
     def __init__(self, method: FedNoRo, local: LocalRound) -> None:
         super().__init__()
@@ -185,7 +188,7 @@ class _AdjustedLoss(LocalTerm):
         loss = functional.cross_entropy(adjusted, labels)
         if not self._weight:
             return loss
-        assert self._answers is not None  # the model has just been called
+        assert self._answers is not None  # The model has just been called, and the hook with it.
         distilled = distillation_loss(adjusted, self._answers / self._temperature)
         return (1 - self._weight) * loss + self._weight * distilled
 
@@ -212,13 +215,13 @@ def class_losses(model: nn.Module, batches: Iterable[Any], num_classes: int) -> 
 
 
 def distillation_loss(outputs: Tensor, answers: Tensor) -> Tensor:
-    r"""Return :math:`\operatorname{KL}(q \| p)`, the mean over a batch, over the client's classes.
+    r"""Return the batch mean of :math:`\operatorname{KL}(q \| p)` over the client's classes.
 
     Parameters
     ----------
     outputs : Tensor
-        ``[n, C]``: p is their softmax; :math:`-\infty` for a class that the client does not have,
-        which gives no gradient.
+        ``[n, C]``: p is their softmax. They are :math:`-\infty` for a class of which the client has
+        no example; such a class gives no gradient.
     answers : Tensor
         ``[n, C]``: q is their softmax.
     """
@@ -236,9 +239,9 @@ def distillation_weight(since: int, ramp: int, largest: float) -> float:
     Parameters
     ----------
     since : int
-        s >= 1: the round's number in the second stage.
+        s >= 1: the number of the round in the second stage.
     ramp : int
-        r >= 1: from this round of the stage on it is the largest.
+        r >= 1: from this round of the stage on, :math:`\lambda` is the largest.
     largest : float
         :math:`\lambda_{max}`.
     """
@@ -255,16 +258,16 @@ def distance_aware(weights: Tensor, updates: Tensor, noisy: Tensor) -> Tensor:
               D_i = \frac{d_i}{\max_j d_j}, \qquad
               d_i = \min_{j \text{ clean}} \lVert w_i - w_j \rVert \text{ or, if clean, } 0
 
-    with the same sum as before.
+    The new weights have the same sum as the old ones.
 
     Parameters
     ----------
     weights : Tensor
-        ``[m]``: :math:`p_i`.
+        ``[m]``: the weights :math:`p_i`.
     updates : Tensor
-        ``[m, d]``, finite: their distances are those of the models.
+        ``[m, d]``, finite: the updates, whose distances are those of the models :math:`w_i`.
     noisy : Tensor
-        ``[m]``, bool: some, and not all.
+        ``[m]``, bool: whether a client is noisy; some are, and not all.
     """
     between = pairwise_squared_distances(updates).cpu().sqrt()  # [m, m]
     distances = torch.where(noisy, between[:, ~noisy].amin(dim=1), 0.0)  # [m]
