@@ -1,4 +1,4 @@
-"""AutoBANT: weights by mirror steps on the server's trial loss, as published."""
+"""AutoBANT: a published strategy that descends the loss on the server's trial examples."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def auto_bant_weights(
     momentum: float = 0.05,
     least: float = 0.5,
 ) -> Tensor:
-    r"""Return the weights of the least trial loss on the way of the mirror steps.
+    r"""Return the weights, among those of all mirror steps, with the least loss on their batch.
 
     .. math:: q_i \propto p_i e^{-\eta \langle u_i, g \rangle}, \qquad
               p \leftarrow (1 - \beta) p + \beta q, \qquad
               g = \nabla \ell_b\Big(w_{t-1} + \sum_i p_i u_i\Big)
 
-    from :math:`p_i = 1 / m` on, one step for each batch b of trial data, with u_i client i's
-    update. The p at which a batch had the least loss are the weights; those of them that are less
-    than :math:`c / m` become 0.
+    The steps begin at :math:`p_i = 1 / m`; there is one for each batch b of trial data, with
+    :math:`\ell_b` the loss on it and :math:`u_i` client i's update. The p at which a batch had the
+    least loss are the weights; those less than :math:`c / m` become 0.
 
     Parameters
     ----------
@@ -52,18 +52,18 @@ def auto_bant_weights(
     client_updates : Tensor
         ``[m, d]``: :math:`u_i`, m >= 1.
     batches : iterable of callable
-        For each step ``(params [d], weights [m])`` -> a batch's loss and gradient ``[d]``.
+        For each step, ``(params [d], weights [m])`` -> loss and gradient ``[d]`` on a batch.
     step_size : float
-        :math:`\eta` > 0, one over a loss.
+        :math:`\eta` > 0, in units of one over the loss.
     momentum : float
         :math:`\beta` in (0, 1].
     least : float
-        c in [0, 1]: a share of the equal weight.
+        c in [0, 1]: the least weight that is kept, as a multiple of the equal weight.
 
     Returns
     -------
     Tensor
-        ``[m]``, float64, >= 0; they sum to 1 less what was cut off.
+        ``[m]``, float64, >= 0; their sum is 1 less the weights that became 0.
 
     Raises
     ------
@@ -97,16 +97,17 @@ def auto_bant_weights(
 
 @dataclass(frozen=True)
 class TrialSettings(CheckedFields):
-    """How AutoBANT goes down the trial loss; the defaults are those of its authors' code.
+    """How AutoBANT descends the trial loss; the defaults are those of its authors' code.
 
     Parameters
     ----------
     examples : int
-        Trial examples, drawn once for the run in equal shares by class, >= 0; 0: all of D'.
+        The number of trial examples, >= 0. They are drawn once for the run, in equal shares by
+        class. With 0, all of D' are trial examples.
     batch : int
-        How many of them a step looks at, >= 1, drawn anew for each step.
+        The number of trial examples in a step's batch, >= 1, drawn anew for each step.
     steps : int
-        Mirror steps in a round, >= 1.
+        The number of mirror steps in a round, >= 1.
     step_size, momentum, least : float
         As in :func:`auto_bant_weights`.
     """
@@ -131,18 +132,18 @@ DEFAULT_TRIAL = TrialSettings()
 class AutoBant(ScreenedStrategy):
     """Choose a round's weights by mirror steps on trial batches.
 
-    Formula: :func:`auto_bant_weights`. Weights depend neither on
-    the numbers of examples nor on earlier rounds; scores are the weights.
+    :func:`auto_bant_weights` has the formula. Weights depend neither on the numbers of examples nor
+    on earlier rounds. The weights are the round's scores, too.
 
     Parameters
     ----------
     validation : Validation
         The server's held-out set D' with model and loss.
     trial : TrialSettings
-        How far and on what a round descends.
+        The trial examples, and the steps on them.
     **base
-        See :class:`~fedif_flower.server.loop.ScreenedStrategy`. By default lengths and
-        steps are bounded as for influence descent, which the paper does not do.
+        See :class:`~fedif_flower.server.loop.ScreenedStrategy`. By default, lengths of updates and
+        the loss after a step are bounded as for influence descent, which the paper does not do.
 
     References
     ----------
@@ -166,7 +167,7 @@ class AutoBant(ScreenedStrategy):
         self.trial = trial
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:
-        """Return the weights ``[m]`` of the least trial loss on the way."""
+        """Return the weights ``[m]`` of :func:`auto_bant_weights`."""
         shortened = updates.shortened()
         weights = auto_bant_weights(
             updates.global_params,
@@ -186,7 +187,7 @@ class AutoBant(ScreenedStrategy):
         return self.validation.sample(self.trial.examples, generator)
 
     def _batches(self, updates: RoundUpdates) -> Iterator[LossGradient]:
-        """Yield the loss and gradient of a batch of its own for each step."""
+        """Yield a function for each step that gives loss and gradient on a batch of its own."""
         generator = updates.generator("auto-bant")
         for _ in range(self.trial.steps):
             batch = self._trial_data.sample(self.trial.batch, generator)
@@ -196,7 +197,7 @@ class AutoBant(ScreenedStrategy):
 def _loss_gradient(
     updates: RoundUpdates, batch: Validation, params: Tensor, weights: Tensor
 ) -> tuple[float, Tensor]:
-    """Return a batch's loss and gradient ``[d]`` where weights ``[m]`` lead."""
+    """Return a batch's loss and gradient ``[d]`` at ``params``, with buffers by ``weights`` [m]."""
     combined = combine_buffers(updates.global_buffers, updates.buffer_updates, weights)
     buffers = {**updates.named_buffers, **updates.split_buffers(combined)}
     return batch.loss_and_gradient(params, buffers)

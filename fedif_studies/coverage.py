@@ -1,16 +1,16 @@
-"""How often 95 % intervals cover what members contribute to the loss on other held-out examples.
+"""How often the 95 % intervals of contributions cover those to the loss on other examples.
 
-``python -m fedif_studies.coverage`` draws a held-out set from the test split again and again, runs
-a federation of ten members with it, and looks whether the intervals of their contributions and
-shares (:mod:`fedif_flower.attribution.intervals`) hold the contributions to the loss on the rest of
-the test split. That rest is no infinite set: its own luck is not in the intervals, and
-:func:`attainable` says what a perfect interval would cover. It adds a row for each draw that
-``docs/results/coverage.csv`` has not yet, and prints a table of all.
+``python -m fedif_studies.coverage`` draws a held-out set from the test split again and again, and
+runs a federation of ten members with it. It checks whether the intervals of the members'
+contributions and shares (:mod:`fedif_flower.attribution.intervals`) contain the contributions to
+the loss on the rest of the test split. The rest is a finite sample itself, whose error the
+intervals do not allow for: :func:`attainable` says what a perfect interval would cover. The study
+adds a row for each draw that ``docs/results/coverage.csv`` lacks, and prints a table of all rows.
 
-With ``--wrong 0.3`` so many of the held-out labels are wrong, and those of the rest are right. The
-held-out loss is taken as it is, or corrected for the share that the set itself tells; these rows
-are in ``docs/results/coverage-wrong-labels.csv``. A corrected loss has a scale of its own: only its
-shares are comparable with those of the rest.
+With ``--wrong 0.3``, 30 % of the held-out labels are wrong, but none of the rest. The held-out loss
+is taken as it is, or corrected for the share of wrong labels that is estimated from the set itself.
+These rows are in ``docs/results/coverage-wrong-labels.csv``. A corrected loss has another scale, so
+only the shares can be compared with those of the rest.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ CSV = RESULTS / "coverage.csv"
 WRONG_CSV = RESULTS / "coverage-wrong-labels.csv"
 MEMBERS = 10
 ROUNDS = 12
-MOST_OTHERS = 3000  # Examples of the rest that are looked at.
-LEAST_OTHERS = 0.9  # As a share of the held-out set: a smaller rest says nothing.
+MOST_OTHERS = 3000  # At most so many examples of the rest are used.
+LEAST_OTHERS = 0.9  # The least size of the rest, relative to the held-out set's.
 TEST_EXAMPLES: Mapping[str, int] = {"digits": 600, "fashion-mnist": 10_000}
 SIZES = (60, 120, 300, 600)
 _USUAL = ",".join(map(str, SIZES))
-# Small enough for a draw in half a minute of one core.
+# Settings with which a draw takes half a minute on one core.
 OF_DATA: Mapping[str, Mapping[str, Scalar]] = {
     "digits": {},
     "fashion-mnist": {"model": "mlp", "learning_rate": 0.01},
@@ -68,7 +68,17 @@ RULES = ("FedAvg", "FedIF", "influence descent")
 
 
 def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: Tensor) -> Tensor:
-    """Return members' contributions to the held-out loss by block of its examples, ``[b, m]``."""
+    """Return the contributions ``[b, m]`` of m members to the loss on each of b blocks.
+
+    Parameters
+    ----------
+    steps : sequence of AuditStep
+        The rounds.
+    blocks : sequence of Validation
+        The blocks of examples into which the held-out set is divided.
+    weights : Tensor
+        ``[b]``: the blocks' weights.
+    """
     contributions = torch.zeros(len(blocks), MEMBERS, dtype=torch.float64)
     for step in steps:
         middle = step.start + step.taken / 2
@@ -80,7 +90,7 @@ def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: 
 
 @cache
 def task_of(data: str, data_dir: str) -> AuditTask:
-    """Return the members and their data."""
+    """Return the members, their data and the model."""
     settings: dict[str, Scalar] = {
         "dataset": data,
         "num_clients": MEMBERS,
@@ -93,7 +103,7 @@ def task_of(data: str, data_dir: str) -> AuditTask:
 
 
 def measure(data_dir: str, cell: Row) -> list[Row]:
-    """Return the figures of one draw."""
+    """Run the federation of one draw; return a row with how many intervals cover."""
     examples = cell["examples"]
     draw = cell["draw"]
     task = task_of(cell["data"], data_dir)
@@ -130,16 +140,16 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
 
 
 def held_out_of(task: AuditTask, rows: NDArray[np.int64], cell: Row) -> Validation:
-    """Return the held-out set of a draw, with its wrong labels and the loss that allows for them.
+    """Return the held-out set of a draw, with wrong labels and a corrected loss if it has them.
 
     Parameters
     ----------
     task : AuditTask
         The members' task.
     rows : NDArray
-        Of the test split.
+        The set's rows in the test split.
     cell : mapping
-        With ``draw``; where labels are wrong, with ``wrong`` and ``treatment``.
+        Has ``draw``; if labels are wrong, also their share ``wrong``, and ``treatment``.
     """
     draw = cell["draw"]
     wrong = cell.get("wrong", 0.0)
@@ -157,20 +167,28 @@ def held_out_of(task: AuditTask, rows: NDArray[np.int64], cell: Row) -> Validati
 
 
 def shares_of(values: Tensor) -> Tensor:
-    """Return members' shares ``[m]`` of what is positive, as a statement divides it."""
+    """Return members' shares ``[m]`` of the positive contributions, as a statement has them."""
     positive = values.clamp_min(0)
     return positive / max(float(positive.sum()), float(values.sum()))
 
 
 def attainable(examples: int, others: int) -> float:
-    """Return what a perfect interval covers, whose target is measured on so many others."""
-    # The target's own error widens the difference by the root of 1 + n / others.
+    """Return the share that perfect 95 % intervals cover if targets are measured, in [0, 1].
+
+    Parameters
+    ----------
+    examples : int
+        The number of held-out examples, n.
+    others : int
+        The number of examples on which the targets are measured.
+    """
+    # The target's own error makes the difference larger by a factor of sqrt(1 + n / others).
     normal = norm.ppf(0.975) / math.sqrt(1 + examples / others)
     return 2 * float(norm.cdf(normal)) - 1
 
 
 def most_held_out(data: str) -> int:
-    """Return how many held-out examples leave a rest that says something."""
+    """Return the largest held-out set that leaves a rest of ``LEAST_OTHERS`` times its size."""
     return int(min(TEST_EXAMPLES[data] / (1 + LEAST_OTHERS), MOST_OTHERS / LEAST_OTHERS))
 
 
@@ -198,7 +216,7 @@ def main(
 def cells_of(
     sizes: Mapping[str, Sequence[int]], draws: int, rules: Sequence[str], wrong: float
 ) -> list[Row]:
-    """Return the cells; where labels are wrong, each once as it is and once corrected."""
+    """Return the cells; if labels are wrong, each with the loss as it is and corrected."""
     cells: list[Row] = []
     for name, of_data in sizes.items():
         for draw, size, rule in product(range(draws), of_data, rules):
@@ -212,7 +230,7 @@ def cells_of(
 
 
 def table(measured: Sequence[Row]) -> ResultTable:
-    """Return by data, rule and size the share of intervals that cover, and what could be."""
+    """Return a table of the share of intervals that cover, and of the share that is attainable."""
     groups = grouped(measured, _line_key)
     lines = []
     for (name, rule, fault, size), rows in sorted(groups.items()):
@@ -235,7 +253,7 @@ def table(measured: Sequence[Row]) -> ResultTable:
 
 
 def _line_key(row: Row) -> tuple[str, str, str, int]:
-    """Return what the draws of a line have in common: data, rule, wrong labels, and size."""
+    """Return the values that the draws of a line share: data, rule, wrong labels and size."""
     fault = ""
     if "wrong" in row:
         fault = f"{float(row['wrong']):.0%}, {row['treatment']}"

@@ -1,10 +1,11 @@
-"""Members that are drawn sometimes: sums and means beside retraining, ``-m fedif_studies.drawn``.
+"""Study of valuations if members are drawn only in some rounds, ``python -m fedif_studies.drawn``.
 
-A hundred members on digits with ten drawn a round, and twelve with four, 30 rounds, FedAvg's
-weights; honest, or half of them with wrong labels. A line of ``docs/results/drawn.csv`` tells how a
-valuation agrees with retraining: with the Banzhaf values of federations trained from scratch, all
-members of a coalition in every round. They are the least-squares slopes of the test loss over all
-coalitions of twelve members, or over some thousand random ones of a hundred.
+A hundred members on digits, of whom ten are drawn for a round, or twelve, of whom four are drawn,
+train for 30 rounds with FedAvg's weights. All are honest, or half of them have wrong labels. A line
+of ``docs/results/drawn.csv`` says how well a valuation agrees with retraining: with the Banzhaf
+values of a game in which each coalition trains a federation from scratch, with all its members in
+every round. These values are least-squares slopes of the test loss, over all coalitions of twelve
+members, or over 2,048 random coalitions of a hundred.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ from fedif_studies.lab.table import pivot
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "drawn.csv"
-FEDERATIONS = ((100, 10), (12, 4))  # Members, and how many are drawn for a round.
+FEDERATIONS = ((100, 10), (12, 4))  # The members, and how many of them are drawn for a round.
 CASES = (HONEST, "label noise")
-FEW = 12  # All coalitions of so many members are looked at.
-COALITIONS = 2048  # Random ones of more members.
-AT_ONCE = 256
+FEW = 12  # With at most so many members, all coalitions are trained.
+COALITIONS = 2048  # With more members, so many random coalitions are trained.
+AT_ONCE = 256  # The number of coalitions that are trained as one batch.
 
 
 @cache
 def task_of(members: int) -> AuditTask:
-    """Return data, model and splits."""
+    """Return the data, the model and the splits."""
     return AuditTask.of(num_clients=members, num_server_rounds=30)
 
 
 def people(members: int, case: str) -> list[AuditMember]:
-    """Return the members; in the second case half of them have wrong labels."""
+    """Return the members; unless they are all honest, half of them have wrong labels."""
     task = task_of(members)
     if case == HONEST:
         return task.members
@@ -57,7 +58,15 @@ def people(members: int, case: str) -> list[AuditMember]:
 
 
 def slopes(masks: Tensor, utilities: Tensor) -> Tensor:
-    """Return what a member adds to a coalition ``[n]``: least squares on ``masks`` [c, n]."""
+    """Return by how much each member raises a coalition's utility, ``[n]``, by least squares.
+
+    Parameters
+    ----------
+    masks : Tensor
+        ``[c, n]``, bool: whether a member is in a coalition.
+    utilities : Tensor
+        ``[c]``, float64: the coalitions' utilities.
+    """
     design = torch.cat([torch.ones(len(masks), 1), masks], dim=1).double()
     solution: Tensor = torch.linalg.lstsq(design, utilities[:, None]).solution
     return solution[1:, 0]  # Without the intercept.
@@ -65,7 +74,10 @@ def slopes(masks: Tensor, utilities: Tensor) -> Tensor:
 
 @cache
 def retrained(members: int, case: str, seed: int) -> Tensor:
-    """Return the members' Banzhaf values ``[n]``: by how much each lowers the test loss."""
+    """Return the members' Banzhaf values ``[n]``, from coalitions trained from scratch.
+
+    A value is by how much a member lowers the test loss of a coalition on average.
+    """
     if members <= FEW:
         masks = all_coalitions(members)
     else:
@@ -81,7 +93,7 @@ def retrained(members: int, case: str, seed: int) -> Tensor:
 
 
 def measure(cell: Row) -> list[Row]:
-    """Run a federation; return how each valuation of it agrees with retraining."""
+    """Run a federation; return a row for each valuation with its agreement with retraining."""
     members = cell["members"]
     case = cell["case"]
     federation = people(members, case)
@@ -112,7 +124,7 @@ def measure(cell: Row) -> list[Row]:
 
 
 def table() -> ResultTable:
-    """Return by valuation the mean and range of Pearson's correlation over seeds."""
+    """Return a table of Pearson correlations with retraining: means and ranges over seeds."""
     values = []
     for row in read_rows(CSV):
         column = f"{row['drawn']} of {row['members']}, {row['case']}"
@@ -122,7 +134,7 @@ def table() -> ResultTable:
 
 
 def _shown_range(of_seeds: list[float]) -> str:
-    """Return the mean over seeds, and the least and the largest of them."""
+    """Return as text the mean over seeds, and the least and the largest value."""
     return f"{mean(of_seeds):.2f} ({min(of_seeds):.2f}, {max(of_seeds):.2f})"
 
 

@@ -1,10 +1,11 @@
-"""By how much estimated Shapley values err, ``python -m fedif_studies.estimators``.
+"""Study of the errors of estimated Shapley values, ``python -m fedif_studies.estimators``.
 
-Federations of ten members on digits, eight rounds, honest or with three who misbehave. In each
-round the accuracy of all 1,024 coalitions is known, and with it the exact values. Every estimator
-then draws from that table, at its default of 50 samples, again and again. Errors are shares of the
-distance between the highest and the lowest exact value of a round: so does min-max see them. A line
-of ``docs/results/estimators.csv`` is a federation's mean over rounds and draws.
+Federations of ten members on digits run for eight rounds; all are honest, or three misbehave. In
+each round, the accuracy of all 1,024 coalitions is measured, which gives the exact values. Then
+every estimator draws from this table again and again, with its default of 50 samples. Errors are
+relative to the range of a round's exact values, since strategies normalise values by their range
+(min-max). A line of ``docs/results/estimators.csv`` has an estimator's means over the rounds and
+draws of a federation.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ CASES = {HONEST: "", "label noise": "label-noise", "sign flip": "sign-flip"}
 
 @cache
 def task() -> AuditTask:
-    """Return data, model and splits."""
+    """Return the data, the model and the splits."""
     return AuditTask.of(num_clients=MEMBERS, num_server_rounds=ROUNDS)
 
 
@@ -59,12 +60,17 @@ def games(case: str, seed: int) -> Iterator[Tensor]:
 
 
 def lookup(table: Tensor) -> Utility:
-    """Return the game whose coalition with bits r is worth ``table[r]``."""
+    """Return the game in which a coalition's utility is the table's entry at its bits."""
     return lambda masks: table[masks.long() @ 2 ** torch.arange(masks.shape[1])]
 
 
 def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
-    """Return the mean figures of an estimator's draws from one game."""
+    """Return an estimator's figures in one game ``[2**m]``, as means over draws.
+
+    Figures are the mean absolute ``error`` and the estimator's own ``resolution``, both relative to
+    the range of the exact values; how often all estimates are ``alike`` within the resolution; and
+    the number of ``coalitions`` evaluated.
+    """
     exact = exact_shapley(lookup(table), MEMBERS)
     spread = float(exact.max() - exact.min())
     figures: dict[str, list[float]] = {"error": [], "resolution": [], "alike": [], "coalitions": []}
@@ -81,7 +87,7 @@ def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
 
 
 def measure(cell: Row) -> list[Row]:
-    """Return an estimator's mean figures over a federation's rounds, a row for each estimator."""
+    """Return a row for each estimator, with its mean figures over a federation's rounds."""
     tables = list(games(cell["case"], cell["seed"]))
     rows: list[Row] = []
     for estimator in ESTIMATORS:
@@ -94,7 +100,7 @@ def measure(cell: Row) -> list[Row]:
 
 
 def table() -> ResultTable:
-    """Return each estimator's means over all federations."""
+    """Return a table of each estimator's means over all federations."""
     lines = []
     for estimator, rows in grouped(read_rows(CSV), lambda row: row["estimator"]).items():
         line = [

@@ -1,8 +1,9 @@
-"""``python -m fedif_studies.factorial``: what weights, bounds and server momentum each bring.
+"""Study of what weights, bounds and server momentum each contribute to the accuracy.
 
-Every rule of weights runs without bounds and with the same ones, without server momentum and with
-it, under the same attacks: so each is compared with FedAvg's weights and the *same* bounds and
-momentum, seed by seed. Rows are added as they come; a cell that has one is not run again.
+``python -m fedif_studies.factorial`` runs every rule of weights without bounds and with the same
+bounds, without server momentum and with it, under the same attacks. So each rule is compared with
+FedAvg's weights under the *same* bounds and momentum, seed by seed. Rows are added as soon as they
+are known; a cell that has a row is not run again.
 """
 
 from __future__ import annotations
@@ -46,19 +47,20 @@ WEIGHTS = (
     "median",
     "trimmed-mean",
 )
-WITHOUT_STEP = ("median", "trimmed-mean")  # They leave the loss bound no step to choose.
-# The rules whose effects are tested: of ten updates the trimmed mean leaves two, so that it is the
-# median bit by bit, and the same tests would count twice.
+# Rules that give updates no weights, which the loss bound needs to choose a step.
+WITHOUT_STEP = ("median", "trimmed-mean")
+# The rules whose effects are tested. The trimmed mean keeps two of ten updates, so it is bit by bit
+# the median: the same tests would count twice.
 COMPARED = tuple(name for name in WEIGHTS if name not in (BASELINE, "trimmed-mean"))
-# The weights that run with each bound. "length": Clip alone; "own": the loss bound tries shares of
-# the step alone, not influence descent's weights.
+# The rules that run with each kind of bounds. "length" is Clip alone. With "own", the loss bound
+# tries only shorter steps; with "full" it also tries the weights of influence descent.
 BOUNDS: Mapping[str, Sequence[str]] = {
     "none": WEIGHTS,
     "length": (BASELINE, *WITHOUT_STEP),
     "own": (BASELINE, "fedif"),
     "full": tuple(name for name in WEIGHTS if name not in WITHOUT_STEP),
 }
-QUOTED = (BASELINE, "fedif", "influence-descent")
+QUOTED = (BASELINE, "fedif", "influence-descent")  # The rules in the tables of means.
 MOMENTUM = (0.0, 0.5)
 ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
     "none": {"attack": "none"},
@@ -76,7 +78,7 @@ DATA: Mapping[str, Mapping[str, Scalar]] = {
 
 
 class FactorialCell(NamedTuple):
-    """One federation. Its fields are the columns by which its row is found."""
+    """One federation of the study. Its fields are the columns that identify its row."""
 
     data: str
     seed: int
@@ -87,12 +89,15 @@ class FactorialCell(NamedTuple):
     momentum: float
 
     def control(self) -> FactorialCell:
-        """Return the cell that it is compared with: the same with FedAvg's weights."""
+        """Return the cell that it is compared with, which differs in its weights: FedAvg's."""
         return self._replace(weights=BASELINE)
 
 
 def momentum_settings(beta: float) -> dict[str, Scalar]:
-    """Return the keys by which the model moves along a running mean of steps; 0: it does not."""
+    """Return the settings by which the server moves along a running mean of steps.
+
+    ``beta`` is the share of the earlier steps in the mean; 0 for no server momentum.
+    """
     if not beta:
         return {"server-optimizer": "off"}
     rates: dict[str, Scalar] = {"fedavgm.momentum": beta, "fedavgm.learning-rate": 1 - beta}
@@ -100,7 +105,7 @@ def momentum_settings(beta: float) -> dict[str, Scalar]:
 
 
 def cells(data: Sequence[str], seeds: int) -> Iterator[FactorialCell]:
-    """Yield the cells, whole tables of one seed after the other."""
+    """Yield all cells of the first seed, then those of the next."""
     for seed, name in product(range(seeds), data):
         for (attack, share), beta, bounds in product(conditions(), MOMENTUM, BOUNDS):
             for weights in BOUNDS[bounds]:
@@ -108,12 +113,12 @@ def cells(data: Sequence[str], seeds: int) -> Iterator[FactorialCell]:
 
 
 def conditions() -> list[tuple[str, float]]:
-    """Return each attack with each share of malicious clients; without attack the share is 0."""
+    """Return each attack with each share of malicious clients; without an attack it is 0."""
     return [("none", 0.0), *product(list(ATTACKS)[1:], SHARES)]
 
 
 def _is_quoted(cell: FactorialCell) -> bool:
-    """Tell whether README quotes a cell: these are measured first, with all seeds."""
+    """Tell whether the README quotes a cell. Such cells are measured first, with all seeds."""
     if cell.weights not in QUOTED or cell.momentum:
         return False
     return cell.share == max(SHARES) and cell.attack in ("sign flip", "PoisonedFL")
@@ -169,10 +174,19 @@ def read(path: Path = OUTPUT) -> dict[FactorialCell, float]:
 
 
 class Effect(NamedTuple):
-    """What weights bring beside FedAvg's with the same bounds and momentum, over paired seeds.
+    """The accuracy gained by weights over FedAvg's, with the same bounds, momentum and seeds.
 
-    ``mean`` and ``half`` are points and half the 95 % interval by Student's t (0 for a single
-    seed), ``p`` is of the paired t-test, by Holm's method over the data set's effects of several.
+    Attributes
+    ----------
+    seeds : int
+        The number of seeds.
+    mean : float
+        The mean gain, in percentage points.
+    half : float
+        Half the 95 % interval of the mean by Student's t; 0 if it cannot be estimated.
+    p : float
+        The p-value of the paired t-test, adjusted by Holm's method for all effects of the data set
+        that have several seeds; 1 if there is no test.
     """
 
     seeds: int
@@ -182,10 +196,10 @@ class Effect(NamedTuple):
 
 
 def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[FactorialCell, Effect]:
-    """Return the effect of each rule's weights, by its cell with seed 0."""
+    """Return the effect of each rule's weights, by the rule's cell with seed 0."""
     gains: dict[FactorialCell, list[float]] = defaultdict(list)
     for pair in _with_controls(accuracies, data):
-        gain = round(pair.accuracy - pair.control, 2)  # Rows have as many places.
+        gain = round(pair.accuracy - pair.control, 2)  # Accuracies in rows have two decimals.
         gains[pair.cell._replace(seed=0)].append(gain)
     measured = {cell: _effect_of(of_seeds) for cell, of_seeds in gains.items()}
     p_values = {cell: effect.p for cell, effect in measured.items() if effect.seeds > 1}
@@ -195,10 +209,14 @@ def effects(accuracies: Mapping[FactorialCell, float], data: str) -> dict[Factor
 
 
 def holm(p_values: Mapping[K, float]) -> dict[K, float]:
-    """Return p-values for several tests at once: the k-th smallest of n times n - k + 1.
+    """Return p-values that are adjusted for making n tests, by Holm's method.
 
-    None is below a smaller one, or above 1 (Holm 1979, A simple sequentially rejective multiple
-    test procedure).
+    The k-th smallest p-value is multiplied by n - k + 1. The result is at most 1, and at least the
+    adjusted value of each smaller p-value.
+
+    References
+    ----------
+    Holm, "A simple sequentially rejective multiple test procedure", 1979.
     """
     adjusted = {}
     largest = 0.0
@@ -209,7 +227,7 @@ def holm(p_values: Mapping[K, float]) -> dict[K, float]:
 
 
 class _WithControl(NamedTuple):
-    """A cell's accuracy, and that of the cell that it is compared with."""
+    """A cell, its accuracy, and the accuracy of the cell that it is compared with."""
 
     cell: FactorialCell
     accuracy: float
@@ -217,16 +235,17 @@ class _WithControl(NamedTuple):
 
 
 def _with_controls(accuracies: Mapping[FactorialCell, float], data: str) -> Iterator[_WithControl]:
-    """Yield a data set's cells whose weights are compared, where the other cell has a row too."""
+    """Yield a data set's cells of compared rules, if the cell that each is compared with exists."""
     for cell, accuracy in accuracies.items():
         if cell.data == data and cell.weights in COMPARED and cell.control() in accuracies:
             yield _WithControl(cell, accuracy, accuracies[cell.control()])
 
 
 def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[int, int]:
-    """Return how many tested effects are another one's figure by figure, and how many are tested.
+    """Return how many tested effects are copies of another one, and how many are tested.
 
-    Where no bound acts, a federation with bounds is the one without.
+    A copy has the same accuracies in each seed. This happens if no bound ever acts: a run with
+    bounds is then the same as the run without.
     """
     by_effect = grouped(_with_controls(accuracies, data), lambda pair: pair.cell._replace(seed=0))
     num_tested = 0
@@ -240,7 +259,7 @@ def count_copies(accuracies: Mapping[FactorialCell, float], data: str) -> tuple[
 
 
 def copies_remark(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
-    """Return a line that says how many tested effects are copies; none where none is."""
+    """Return a line that says how many tested effects are copies; nothing if none is."""
     copies, tested = count_copies(accuracies, data)
     if not copies:
         return []
@@ -252,20 +271,20 @@ def copies_remark(accuracies: Mapping[FactorialCell, float], data: str) -> list[
 
 
 def _effect_of(gains: Sequence[float]) -> Effect:
-    """Return the effect of weights from what they bring in each seed."""
+    """Return the effect with these gains, one for each seed; its p-value is not adjusted yet."""
     mean = statistics.mean(gains)
     if len(gains) < 2:
         return Effect(1, mean, 0.0, 1.0)
-    if len(set(gains)) == 1:  # Alike by rounding: nothing is known of their spread.
+    if len(set(gains)) == 1:  # Equal since they are rounded: their spread cannot be estimated.
         return Effect(len(gains), mean, 0.0, 1.0)
     test = stats.ttest_1samp(gains, 0.0)
     return Effect(len(gains), mean, test.confidence_interval().high - mean, test.pvalue)
 
 
 def means_table(accuracies: Mapping[FactorialCell, float], data: str) -> ResultTable:
-    """Return the table "what is due to what": means ± deviations over seeds, in percent.
+    """Return a table of accuracies in percent without server momentum: means ± deviations.
 
-    Without server momentum; a line is of the seeds that have all of its cells.
+    A line averages the seeds for which all of its cells are measured.
     """
     seeds = sorted({cell.seed for cell in accuracies})
     values = []
@@ -295,7 +314,7 @@ def _shown_mean(accuracies: list[float]) -> str:
 
 
 def _quoted_cells(data: str, seed: int, attack: str, share: float) -> list[FactorialCell]:
-    """Return the cells of a line of means: three rules with each bound that they run with."""
+    """Return the cells of a line of means: the quoted rules with each of their bounds."""
     row = []
     for weights, bounds in product(QUOTED, BOUNDS):
         if weights in BOUNDS[bounds]:
@@ -304,7 +323,7 @@ def _quoted_cells(data: str, seed: int, attack: str, share: float) -> list[Facto
 
 
 def effects_table(accuracies: Mapping[FactorialCell, float], data: str) -> ResultTable:
-    """Return the table of effects at the largest share: points beside FedAvg's, all else alike."""
+    """Return the table of effects, in points, at the largest share of malicious clients."""
     measured = effects(accuracies, data)
     columns = [(attack, share) for attack, share in conditions() if share in (0, max(SHARES))]
     values = []
@@ -319,9 +338,9 @@ def effects_table(accuracies: Mapping[FactorialCell, float], data: str) -> Resul
 
 
 def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[str]:
-    """Return lines that say how many cells of a data set have no row; none where all have one.
+    """Return lines that say how many cells of a data set have no row; none if all have one.
 
-    Those of the seeds up to the last that has one are counted.
+    The seeds from 0 to the largest one with a row are counted.
     """
     measured = {cell for cell in accuracies if cell.data == data}
     seeds = 1 + max((cell.seed for cell in measured), default=0)
@@ -333,7 +352,7 @@ def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[
 
 
 def _shown_effect(effect: Effect) -> str:
-    """Return points, with their interval where there is one; bold: they are no chance."""
+    """Return an effect as text: points and half the interval, in bold if p < 0.05."""
     if effect.seeds < 2:
         return f"{effect.mean:+.1f}"
     text = f"{effect.mean:+.1f}±{effect.half:.1f}"

@@ -1,10 +1,11 @@
-"""What games for a larger share bring in a statement: shares and verdicts of those who play.
+"""Study of games for a larger share in statements: the players' shares and verdicts.
 
-Twenty members on digits, all of them in each of 30 rounds, with a budget: runs of the package
-itself, statements of their records. The players are members of the middle, by what they contribute
-when all are honest. A row has the share of the players, and what they have without the game, and
-their verdicts; in the game in which one lowers another's contribution, those of the victim.
-``--seeds 0`` measures nothing and prints the table. Statements need the extra ``consortium``.
+Twenty members on digits take part in each of 30 rounds of a real run with a budget, and a statement
+is made of the run's records. The players are the members in the middle, ranked by what they
+contribute when all are honest. A row has the players' share with the game and without it, and their
+verdicts. In games in which one member lowers another's contribution, these are the figures of the
+member that the game marks. ``--seeds 0`` measures nothing and prints the table. Statements need the
+extra ``consortium``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ GAMES: Mapping[str, Game] = {**PLAYS, "update times 1.5": Game(play_each(_long))
 
 
 class MembersApp:
-    """The members of a federation as one client app: what each sends, round by round."""
+    """A client app that answers for all members of a federation, as their behaviours say."""
 
     def __init__(self, task: AuditTask, members: Sequence[AuditMember]) -> None:
         self._members = members
@@ -69,7 +70,7 @@ class MembersApp:
         self._app = task_app()
         model = task.new_model(self._seed)
         self._trainers = [Trainer(task, member, model, self._seed) for member in members]
-        # The last round that was trained, and what all send in it, [m, d].
+        # The last round that was trained, and the parameters [m, d] that members send in it.
         self._round = 0
         self._sent = torch.zeros(0, 0)
 
@@ -93,7 +94,7 @@ class MembersApp:
         return Message(content, reply_to=message)
 
     def _train(self, received: torch.Tensor, server_round: int) -> None:
-        """Let all members train, once a round: those in league see each other's updates."""
+        """Let all members train, once in a round, since accomplices see each other's updates."""
         if server_round == self._round:
             return
         updates = [trainer.update(received, server_round) for trainer in self._trainers]
@@ -106,7 +107,7 @@ class MembersApp:
 
 @cache
 def task_of(epochs: int, seed: int) -> AuditTask:
-    """Return data, model and splits."""
+    """Return the data, the model and the splits."""
     sizes = {"num_clients": MEMBERS, "num_server_rounds": ROUNDS}
     return AuditTask.of(**sizes, local_epochs=epochs, seed=seed)
 
@@ -114,7 +115,7 @@ def task_of(epochs: int, seed: int) -> AuditTask:
 def account_of(
     task: AuditTask, members: Sequence[AuditMember], strategy: str
 ) -> tuple[Account, float]:
-    """Return the account of a federation's statement, and the accuracy that it ends with."""
+    """Run a federation; return its statement's account, and the test accuracy at its end."""
     with TemporaryDirectory() as folder:
         settings: dict[str, Scalar] = {
             "strategy": strategy,
@@ -141,13 +142,13 @@ def account_of(
 
 @cache
 def honest(epochs: int, strategy: str, seed: int) -> tuple[Account, float]:
-    """Return what :func:`account_of` does where nobody plays."""
+    """Return the result of :func:`account_of` without a game."""
     task = task_of(epochs, seed)
     return account_of(task, task.members, strategy)
 
 
 def measure(cell: Row) -> list[Row]:
-    """Return who has which share, and which verdict, in one federation."""
+    """Play a game in one federation; return a row with the players' shares and verdicts."""
     epochs = int(cell["epochs"])
     strategy = str(cell["strategy"])
     seed = int(cell["seed"])
@@ -160,7 +161,7 @@ def measure(cell: Row) -> list[Row]:
     accounts_after = by_number(after)
     accounts_before = by_number(before)
     with_game = [accounts_after[player] for player in players]
-    # Whom the players add was not there.
+    # Identities that players add do not exist without the game.
     without_game = [accounts_before[player] for player in players if player in accounts_before]
     verdicts = [account.verdict.level for account in with_game]
     row = {
@@ -174,7 +175,7 @@ def measure(cell: Row) -> list[Row]:
 
 
 def middle_members(account: Account, count: int) -> list[int]:
-    """Return the numbers of ``count`` members in the middle, by what they contribute."""
+    """Return the numbers of the ``count`` members in the middle of the ranked contributions."""
     ranked = sorted(account.members, key=lambda member: member.contribution)
     start = (MEMBERS - count) // 2
     middle = ranked[start : start + count]
@@ -182,7 +183,7 @@ def middle_members(account: Account, count: int) -> list[int]:
 
 
 def by_number(account: Account) -> dict[int, MemberAccount]:
-    """Return members' accounts by their number in the federation."""
+    """Return members' accounts by the members' numbers in the federation."""
     return {member.client_id - FIRST_NODE_ID: member for member in account.members}
 
 
@@ -192,7 +193,7 @@ def total_share(accounts: Iterable[MemberAccount]) -> float:
 
 
 def gain(row: Mapping[str, str]) -> float:
-    """Return a player's share over what it has without the game; NaN: it has nothing then."""
+    """Return the players' share divided by their share without the game; NaN if that is 0."""
     honest_share = float(row["honest_share"])
     if not honest_share:
         return math.nan
@@ -200,9 +201,10 @@ def gain(row: Mapping[str, str]) -> float:
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
-    """Return mean gains with their ranges over seeds, and in how many seeds one is accepted.
+    """Return a table of mean gains, their ranges over seeds, and how often a player is accepted.
 
-    Seeds in which a player has no share without the game are in no mean; they are counted.
+    Seeds in which the players have no share without the game are left out of the means, and their
+    number is shown.
     """
     by_run = grouped(rows, lambda row: (row["epochs"], row["strategy"]))
     heading = ["game"]
@@ -217,7 +219,7 @@ def table(rows: Sequence[Mapping[str, str]]) -> ResultTable:
 
 
 def _shown_gains(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return the mean gain, its range, and how many statements accept at least one player."""
+    """Return as text the mean gain, its range, and the number of seeds with an accepted player."""
     gains = [factor for factor in map(gain, rows) if not math.isnan(factor)]
     if not gains:
         return "-"

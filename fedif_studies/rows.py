@@ -1,6 +1,7 @@
-"""A study's rows, added as they become known, and the machine that its timings are of.
+"""The rows of studies: writes them to CSV files with the code, seed and machine that measured them.
 
-A study may be stopped at any time: what is there is not measured again.
+Rows are added as soon as they are known, so that a study may be stopped at any time and go on
+without measuring them again.
 """
 
 from __future__ import annotations
@@ -31,34 +32,35 @@ from fedif_flower.storage import (
     write_atomically,
 )
 
-RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # of a checkout
-_CPUS = Path("/proc/cpuinfo")  # of Linux
+RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # In a checkout.
+_CPUS = Path("/proc/cpuinfo")  # On Linux.
 
 Row = Mapping[str, Any]
-ORIGIN = ("revision", "seed")  # No row of a measurement is written without them.
-NO_SEED = "none"  # In the place of a seed where nothing is drawn by one.
+ORIGIN = ("revision", "seed")  # Columns without which no measured row is written.
+NO_SEED = "none"  # The seed of a row if nothing random is drawn.
 
 
 def add_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows to a CSV file, all of them or none; two processes that add at once lose nothing.
+    """Add rows to a CSV file, all of them or none; two processes may add rows at the same time.
 
-    Each row says what measured it: ``revision``, of the code, and ``seed``, or ``"none"``. A column
-    ``reconstructed`` names what was filled in afterwards. A revision or seed is then from the
-    history of the repository: the revision is that which brought the row, and may be later than the
-    code that measured it. A setting had another value, with which the run was the same.
+    Each row says what measured it: the ``revision`` of the code, and the ``seed`` (or ``"none"``).
+    A column ``reconstructed`` names columns that were filled in later. A reconstructed revision or
+    seed comes from the history of the repository: the revision is the one that committed the row,
+    which may be later than the code that measured it. A reconstructed setting replaces another
+    value, with which the run would have been the same.
 
     Parameters
     ----------
     path : Path
-        Begins with the names of the columns; those that it has not yet come last, and are empty in
-        the rows before.
+        The file, which begins with the names of its columns. New columns come last, and are empty
+        in earlier rows.
     rows : sequence of mapping
         Values by column.
 
     Raises
     ------
     ConfigError
-        If a row does not say what measured it; nothing is written then.
+        If a row has no revision or seed; nothing is written then.
     """
     _require_origins(path, rows)
     with held_alone(path):
@@ -66,9 +68,9 @@ def add_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def add_rows_unless(path: Path, rows: Sequence[Row], is_there: Callable[[Row], bool]) -> None:
-    """Add rows as :func:`add_rows` does, but none where ``is_there`` is true of an earlier row.
+    """Add rows as :func:`add_rows` does, unless ``is_there`` is true of a row in the file.
 
-    Another process may have been first.
+    So nothing is added twice if another process has added the same rows first.
     """
     _require_origins(path, rows)
     with held_alone(path):
@@ -77,21 +79,23 @@ def add_rows_unless(path: Path, rows: Sequence[Row], is_there: Callable[[Row], b
 
 
 def replace_rows(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
-    """Add rows as :func:`add_rows` does, in the place of those for which ``leaves`` is true."""
+    """Add rows as :func:`add_rows` does, and remove those for which ``leaves`` is true."""
     _require_origins(path, rows)
     with held_alone(path):
         _write(path, rows, leaves)
 
 
 def replace_all_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Add rows as :func:`add_rows` does, in the place of all that are there."""
+    """Write rows as :func:`add_rows` does, in place of all rows of the file."""
     _require_origins(path, rows)
     with held_alone(path):
         _write(path, rows, leaves=_always)
 
 
 def put_derived(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows that follow from others, which say what measured them, in place of what is there.
+    """Write rows that are computed from other rows, in place of all rows of the file.
+
+    They need no revision and seed: the rows that they are computed from have these.
 
     Parameters
     ----------
@@ -118,7 +122,7 @@ def _always(_: Row) -> bool:
 
 
 def _require_origins(path: Path, rows: Iterable[Row]) -> None:
-    """Raise ConfigError if a row does not say what measured it."""
+    """Raise ConfigError if a row has no revision or no seed."""
     for row, name in itertools.product(rows, ORIGIN):
         if row.get(name) in (None, ""):
             cells = ", ".join(f"{key} = {value}" for key, value in list(row.items())[:6])
@@ -129,20 +133,21 @@ def _require_origins(path: Path, rows: Iterable[Row]) -> None:
 
 
 def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> None:
-    """Add rows to those that do not leave; nobody else may write the file meanwhile."""
+    """Add rows to a file and remove those that leave; the caller holds the file's lock."""
     make_folder(path.parent)
     old_rows = read_rows(path)
     staying: list[Row] = [row for row in old_rows if not leaves(row)]
     text = ""
-    # Where all rows leave, their columns leave with them.
+    # If all rows leave, so do their columns.
     if path.exists() and (staying or not old_rows):
-        text = path.read_text(encoding="utf-8-sig")  # A spreadsheet writes a mark before it.
+        text = path.read_text(encoding="utf-8-sig")  # Spreadsheets write a byte order mark.
     head = next(csv.reader([text.partition("\n")[0]]), [])
     columns = list(dict.fromkeys([*head, *_columns_of(rows)]))
-    # An editor may have left the last line without an end; a line behind it would be glued on.
+    # An editor may have left the last line without its end. Text that is appended would continue
+    # that line.
     can_go_on = not text or text.endswith("\n")
     if can_go_on and columns == head and len(staying) == len(old_rows):
-        # The text has the old rows as they are to stay.
+        # No old row changes: append to the text, so that its formatting stays.
         write_atomically(path, text + _lines(rows, columns, with_head=not text))
     else:
         write_atomically(path, _lines([*staying, *rows], columns, with_head=True))
@@ -150,9 +155,9 @@ def _write(path: Path, rows: Sequence[Row], leaves: Callable[[Row], bool]) -> No
 
 @contextmanager
 def held_alone(path: Path) -> Iterator[None]:
-    """Hold a file or folder against others on this machine that hold it, too.
+    """Lock a file or folder against other processes on this machine that lock it, too.
 
-    A folder's files can be held meanwhile: whoever writes one need not hold the folder.
+    The lock of a folder does not include its files: another process can lock and write these.
     """
     lock = cache_root() / "locks" / content_key(str(path.resolve()), 16)
     with exclusive_lock(lock):
@@ -160,7 +165,7 @@ def held_alone(path: Path) -> Iterator[None]:
 
 
 def _columns_of(rows: Sequence[Row]) -> list[str]:
-    """Return the columns of rows, in the order of their coming."""
+    """Return the columns of rows, in the order in which they first appear."""
     return list(dict.fromkeys(itertools.chain.from_iterable(rows)))
 
 
@@ -175,24 +180,24 @@ def _lines(rows: Sequence[Row], columns: Sequence[str], *, with_head: bool) -> s
 
 
 def begin_of(name: str) -> str:
-    """Return the mark of a page behind which the lines of that name stand."""
+    """Return the mark in a page after which the lines of this name begin."""
     return f"<!-- begin: {name} -->"
 
 
 def end_of(name: str) -> str:
-    """Return the mark of a page before which the lines of that name end."""
+    """Return the mark in a page before which the lines of this name end."""
     return f"<!-- end: {name} -->"
 
 
 def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
-    """Put lines between their marks on a page: :func:`begin_of` and :func:`end_of` their names.
+    """Put lines between their marks on a page, :func:`begin_of` and :func:`end_of` their names.
 
     Parameters
     ----------
     page : Path
-        A page in Markdown; a name that it has no marks for is left out.
+        A page in Markdown.
     tables : mapping of str to sequence of str
-        Lines by name.
+        Lines by name. Lines are left out if the page has no marks for their name.
     """
     text = page.read_text()
     for name, lines in tables.items():
@@ -207,7 +212,7 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
 
 
 def machine() -> dict[str, str]:
-    """Return what a figure must be read with; no host names, no paths."""
+    """Return the machine, versions and date that a row records; no host names, no paths."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "processor": _processor(),
@@ -221,7 +226,7 @@ def machine() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Return what the CPU is called; where the system does not say, its architecture."""
+    """Return the name of the CPU, or its architecture if the system does not tell the name."""
     if _CPUS.exists():
         for line in _CPUS.read_text().splitlines():
             if line.startswith("model name"):
@@ -230,9 +235,9 @@ def _processor() -> str:
 
 
 def revision() -> str:
-    """Return the revision that is checked out; outside a checkout, the package's version.
+    """Return the revision that is checked out, or outside a checkout, the package's version.
 
-    Where the code differs from the revision, ``-changed`` follows it.
+    If the code differs from the revision, it ends in ``-changed``.
     """
     number, changed = _checked_out()
     if changed:
@@ -241,12 +246,12 @@ def revision() -> str:
 
 
 def committed_revision() -> str:
-    """Return :func:`revision`, of code that is committed.
+    """Return :func:`revision`, but only if the code is committed.
 
     Raises
     ------
     ConfigError
-        If the code differs from it: a row must name what measured it.
+        If the code differs from the revision, which a row would then name wrongly.
     """
     number, changed = _checked_out()
     if changed:
@@ -255,7 +260,7 @@ def committed_revision() -> str:
 
 
 def _checked_out() -> tuple[str, list[str]]:
-    """Return the revision, and which files of the code differ from it."""
+    """Return the revision, and lines that name the files of the code that differ from it."""
     packages = ("fedif_flower", "fedif_consortium", "fedif_studies", "pyproject.toml")
 
     def git(*arguments: str) -> str:
@@ -263,7 +268,9 @@ def _checked_out() -> tuple[str, list[str]]:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", *packages)  # Another project's may lie around.
+        # Fails if git does not know these files: an installed package may lie in the checkout of
+        # another project.
+        git("ls-files", "--error-unmatch", *packages)
         changed = git("status", "--porcelain", "--", *packages)
         number = git("rev-parse", "--short=12", "HEAD")
     except (OSError, subprocess.CalledProcessError):

@@ -1,8 +1,9 @@
-"""How alike members' own parts are: honest members', and those of one owner under three names.
+"""Study of how alike members' own parts are: honest members, and one owner under three names.
 
-Twenty members on digits, all of them in each of 30 rounds of FedAvg; one of them appears as three
-that train on the same data and hide it by noise, so many times as long as their updates. A row has
-how alike a member is to the one most like it, by the statement's own measure.
+Twenty members on digits take part in each of 30 rounds of FedAvg. In some federations, one of them
+takes part under three identities, which train on the same data and hide it by noise. The noise is
+0.5 to 2 times as long as their updates. A row has a member's largest likeness to any other member,
+by the measure of statements (:mod:`fedif_consortium.statement.own_parts`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ NOISE = (0.5, 1.0, 2.0)
 
 
 def hidden(noise: float) -> Play:
-    """Let one appear as three, each with noise so many times as long as its update."""
+    """Return the game in which one member takes part as three, each hidden by noise of its own.
+
+    The noise is ``noise`` times as long as the update.
+    """
 
     def play(task: AuditTask, players: Sequence[AuditMember]) -> list[AuditMember]:
         owner = players[0]
@@ -47,7 +51,7 @@ def hidden(noise: float) -> Play:
 
 
 def own_parts(steps: Sequence[AuditStep]) -> list[OwnPart]:
-    """Return what each member's updates have of their own; all are in every round."""
+    """Return the own part of each member's updates; all members are in every round."""
     rounds = []
     for step in steps:
         lengths = step.rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
@@ -61,7 +65,7 @@ def own_parts(steps: Sequence[AuditStep]) -> list[OwnPart]:
 
 
 def measure(cell: Row) -> list[Row]:
-    """Return how alike each member is to another, in one federation."""
+    """Return a row for each member of a federation, with its largest likeness to another one."""
     sizes = {"num_clients": MEMBERS, "num_server_rounds": ROUNDS}
     seed = int(cell["seed"])
     task = AuditTask.of(
@@ -76,7 +80,7 @@ def measure(cell: Row) -> list[Row]:
         members = let_play(task, [seed % MEMBERS], hidden(noise))
     _, steps = federate(task, members, seed=seed)
     alike = likeness(own_parts(steps))  # [m, m]
-    np.fill_diagonal(alike, -1.0)  # Everybody is like themselves.
+    np.fill_diagonal(alike, -1.0)  # A member's likeness to itself does not count.
     rows: list[Row] = []
     for member, most in zip(members, alike.max(axis=1), strict=True):
         rows.append({"marked": int(member.is_marked), "likeness": f"{most:.4f}"})
@@ -104,7 +108,7 @@ def main(
 
 
 def likeness_in(rows: Iterable[Mapping[str, str]], case: str) -> list[float]:
-    """Return how alike the members are whom a case is about: the owner's, or all if honest."""
+    """Return the likenesses of a case: of the owner's three identities, or of all if honest."""
     marked = "1"
     if case == HONEST:
         marked = "0"
