@@ -183,7 +183,10 @@ class LocalTerm:
 
 
 class LocalMethod:
-    """Plain SGD on the task's loss; other methods override what they change."""
+    """Plain SGD on the task's loss.
+
+    Other methods are subclasses that override what they change.
+    """
 
     # Whether a vector [d] travels beside the model in both directions. Clients send changes. The
     # server sends the sum of the changes it has taken in so far, divided by the number of members.

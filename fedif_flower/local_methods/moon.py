@@ -31,7 +31,7 @@ _LAST_BUFFER = "moon-last-buffer."  # The memory's key of a buffer, before the b
 
 @dataclass(frozen=True)
 class Moon(CheckedFields, LocalMethod):
-    r"""Local representations are drawn to the global model's, away from the last local model's.
+    r"""Local representations are drawn to the global model's, and away from the last local ones.
 
     .. math::
         \ell + \mu \, \ell_{con}, \qquad \ell_{con} = - \log
@@ -127,6 +127,7 @@ class _Contrast(LocalTerm):
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
+        # The other two models get the inputs of every call of the model that is trained.
         @torch.no_grad()
         def follow(_: nn.Module, args: Any, kwargs: Any, _output: object) -> None:
             for other in self._models[1:]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedif_flower.local_methods.local_method import LocalMethod, LocalRound, LocalTerm
 
 # Keys of the client's memory.
-_CONTROL = "scaffold-control"  # c_i, with all changes that the server is known to have taken in.
+_CONTROL = "scaffold-control"  # c_i: the changes that the server is known to have taken in.
 _CHANGE = "scaffold-change"  # The change that the client sent last.
 _CHANGE_ROUND = "scaffold-change-round"  # The round in which it sent that change.
 
@@ -69,10 +69,10 @@ class Scaffold(LocalMethod):
             \lVert \Delta c_i \rVert)
 
         where :math:`\ell` is the ``usual_length``. The factors bound the harm that a hostile client
-        can do to c, which keeps every change for good. The median over a round's m clients is no
-        bound by itself if half of them are hostile, which a round with a single client may be.
-        The ``usual_length`` is one: it lies within the lengths of honest clients as long as fewer
-        than half of all clients of the last 20 rounds are hostile.
+        can do to c, which keeps every change for good. The median over a round's m clients bounds
+        nothing by itself if half of them are hostile: the only client of a small round may be. The
+        ``usual_length`` does: it lies within the lengths of honest clients as long as fewer than
+        half of all clients of the last 20 rounds are hostile.
 
         Apart from these factors all clients count alike, and the weights that move the model play
         no part. With weights that change from round to round, c would be no mean of the

@@ -42,12 +42,13 @@ def settled(config: _Config) -> _Config:
 
 
 def image_task(settings: TaskConfig, facts: Mapping[str, Any] | None = None) -> Task:
-    """Return the task that ``dataset``, ``model``, ``normalization`` and ``dirichlet-alpha`` name.
+    """Return a classifier of images, made of the data set and the model that the settings name.
 
     Parameters
     ----------
     settings : TaskConfig
-        The settings.
+        The settings ``dataset``, ``data-dir``, ``model``, ``normalization`` and
+        ``dirichlet-alpha``.
     facts : mapping, optional
         On a client: the shape, classes, mean and standard deviation of the server's images. With
         them a client that has images of its own need not have the server's data set.
