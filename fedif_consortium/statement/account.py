@@ -287,7 +287,8 @@ def settle(
     Raises
     ------
     ConfigError
-        If ``from_round`` is not a round at which counting may begin, or what the provenance says of
+        If no statement can begin with ``from_round`` (see
+        :func:`~fedif_consortium.statement.from_round.records_from`), or what the provenance says of
         the held-out set cannot be read.
     """
     counted = _count(records, pay_by, from_round)
@@ -408,7 +409,7 @@ def _noise_ends(counted: _Counted) -> list[AtNoiseEnd]:
 
 
 def _standing(counted: _Counted, shares: _Shares, noise_ends: Sequence[AtNoiseEnd]) -> Standing:
-    """Return the members' standing, by which it is judged what could change their order."""
+    """Return the members' standing, for the verdict on the held-out set."""
     divisors = [1] * len(counted.draws.counts)
     if counted.pay_by == "draw":
         divisors = counted.draws.divisors
@@ -502,7 +503,7 @@ def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float
 
 
 def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return what pages call some members; of some, the records have nothing but a name."""
+    """Return what pages call some members; members of no round have their registered names."""
     names = labels(records)
     return tuple(names.get(client_id) or records.names[client_id] for client_id in client_ids)
 

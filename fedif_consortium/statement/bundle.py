@@ -58,7 +58,7 @@ NAMES = "the members' names:"
 
 
 def _require_members(records: RunRecords, names: Mapping[int, str]) -> None:
-    """Raise ConfigError if a name is that of a client id which the run does not know."""
+    """Raise ConfigError if ``names`` has a client id that the run does not know."""
     strangers = sorted(names.keys() - records.known_ids())
     if strangers:
         raise ConfigError(
@@ -174,8 +174,8 @@ def make_statement(
     contact : str
         Whom members may ask, for the pages: 200 printable characters at most.
     again : bool
-        Make a statement even if there is one already, which is kept as ``statement-1`` (``-2``
-        ...). Members may have got that one, and their pages name its manifest.
+        Make a statement even if there is one already. The earlier one is kept as ``statement-1``
+        (``-2`` ...), since members may have got it, and their pages name its manifest.
     pay_by : {"sum", "draw"}
         Whether shares are computed from sums of credits, or from means per draw.
     ties : {"apart", "alike"}
@@ -386,7 +386,7 @@ def amount_text(cents: int | None) -> str:
 
 
 def _ends(intervals: Sequence[Between]) -> tuple[float | None, float | None]:
-    """Return the ends of the last interval, which is about every kind of luck, if there is one."""
+    """Return the ends of the last interval, which is about all kinds of luck; ``None`` without."""
     if not intervals:
         return None, None
     return intervals[-1].low, intervals[-1].high

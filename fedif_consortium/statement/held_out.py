@@ -91,7 +91,7 @@ REASONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Doubt:
-    """A reason why the order could change, and the client ids of the members concerned."""
+    """A reason why a run is not settled, and the client ids of the members concerned."""
 
     reason: Reason
     members: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The manifest, the signed part of a statement: the model's hash, and that of every file behind it.
+"""The manifest, the signed part of a statement: hashes of the model and of every file behind it.
 
 ``manifest.intoto.json`` is an envelope (DSSE) around an in-toto statement, as
 ``docs/statement-format.md`` describes it. One signature covers every page, by the pages' hashes.
@@ -94,7 +94,7 @@ class Manifest(_Part):
     attempts : list of Attempt
         All attempts at the run so far, this one last.
     head : str
-        The size and the root of the chain of rounds of which members have receipts; empty: there
+        The size and the root of the chain of rounds for which members have receipts; empty: there
         are no receipts.
     settings : str
         Hash of the settings that can change a result; empty for an app of its own, whose settings

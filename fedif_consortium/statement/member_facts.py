@@ -113,7 +113,7 @@ def labels(records: RunRecords) -> dict[int, str]:
 
 
 def _equal_parts(records: RunRecords) -> dict[int, float]:
-    """Return, by round, an equal part of its contributions for everybody who has a part in it."""
+    """Return, by round, what each member with a part in it would contribute if all were equal."""
     members_in = Counter(part.round for part in records.parts)
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 

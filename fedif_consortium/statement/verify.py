@@ -175,7 +175,7 @@ def _verify_run(
     names = (account.names, read_names(run.names.path))
     for names_of_members in names:
         _require_apart(names_of_members.values())
-    # Members without a name get one on pages, such as "client 4": nobody may be named like that.
+    # Pages call members without a name "client 4", for example: nobody else may have that name.
     _require_apart([*account.names.values(), *(member.name for member in account.members)])
     signatures = read_signatures(run)
     signing_members = check_signatures(run, signatures, names, members)

@@ -66,7 +66,10 @@ class Weight(NamedTuple):
 
     @classmethod
     def of_object(cls, kind: str, size: int) -> Weight:
-        """Return the weight of one object without its children, by Flower's name of its class."""
+        """Return the weight of one object without its children.
+
+        ``kind`` is Flower's name of the object's class, and ``size`` its bytes.
+        """
         if kind == "ArrayChunk":
             return cls(objects=1, size=size, records=0)
         return cls(objects=1, size=size, records=size)

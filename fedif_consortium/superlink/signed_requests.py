@@ -75,8 +75,8 @@ class SignedRequests:
         """Return whether a request's body may be read; ``lines`` are its headers."""
         times = Counter(name for name, _ in lines)
         if any(times[name] > 1 for name in _ONCE):
-            # Flower reads the first of two headers, dict() below keeps the last: the one that is
-            # checked here would not be the one that counts there.
+            # Of two headers with one name, Flower reads the first, and dict() below keeps the last.
+            # So the header that is checked here would not be the header that counts there.
             return False
         headers = dict(lines)
         if not _is_small(headers):

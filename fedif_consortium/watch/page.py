@@ -135,7 +135,7 @@ def _moment(seconds: float) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """Return a duration in words, in the largest unit of which it has at least two."""
+    """Return a duration in words: in days, hours or minutes if it has at least two, or seconds."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("min", 60)):
         if abs(seconds) >= 2 * size:
             return f"{seconds / size:,.0f} {unit}"

@@ -41,7 +41,7 @@ STATE_WORDS = {
 }
 STATES = tuple(STATE_WORDS)
 NEED_ATTENTION = STATES[: STATES.index("late")]
-LATEST_ROUNDS = 20  # The mean duration of these rounds estimates that of the rounds to come.
+LATEST_ROUNDS = 20  # The mean of so many last rounds estimates how long the next rounds take.
 SILENCE = 6 * SECONDS_PER_SIGN  # A run without a sign of life for so many seconds has stopped.
 _SECONDS = ("round_seconds", "aggregation_seconds", "evaluation_seconds")
 # Columns of rounds.csv with their types.
