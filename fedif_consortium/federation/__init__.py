@@ -1,5 +1,5 @@
-"""A federation's everyday operations, on the server's host and on a member's: files and commands.
+"""A federation's everyday operations, on the server's host and on members' hosts.
 
-Keys and certificates are made here, members invited and registered, Flower's programs started.
-No private key leaves the host that made it, and none is ever overwritten.
+This package makes keys and certificates, invites and registers members, and starts Flower's
+programs. No private key leaves the host that made it, and none is ever overwritten.
 """

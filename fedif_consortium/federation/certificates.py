@@ -1,4 +1,4 @@
-"""Certificates of a federation: its authority, its server, and pairs that know each other."""
+"""Certificates of a federation: of its authority, of its server, and of pairs of peers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from fedif_flower.foreign import refused_as
 
 AUTHORITY_DAYS = 3650
 SERVER_DAYS = 365
-SOON = timedelta(days=30)  # A certificate that ends sooner is worth a warning.
-SECONDS = 10.0  # For an answer.
-_BEFORE = timedelta(days=1)  # A member's clock may be slow.
+SOON = timedelta(days=30)  # A certificate that ends within this time is worth a warning.
+SECONDS = 10.0  # How long to wait for a server's answer.
+_BEFORE = timedelta(days=1)  # Certificates begin a day early, since a member's clock may be slow.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(\.(?!-)[A-Za-z0-9-]{1,63})*")
+# The key usage of certificates that sign other certificates.
 _SIGNS = x509.KeyUsage(
     digital_signature=True,
     key_cert_sign=True,
@@ -43,23 +44,35 @@ _SIGNS = x509.KeyUsage(
 
 
 class UnreachableError(FedIFError):
-    """No server answers at an address, or it is not the one that was meant."""
+    """No server answers at an address, or another one than was expected."""
 
 
 def make_key() -> bytes:
-    """Return a new private key of the curve P-256, as PEM.
+    """Return a new private key on the curve P-256, as PEM.
 
-    A handshake costs the server a signature: a hundredth of what it costs with RSA.
+    Each TLS handshake costs the server a signature, which is a hundred times cheaper than with RSA.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def own_certificate(key: Path, name: str, hosts: Sequence[str] | None = None) -> bytes:
-    """Return a certificate, as PEM, that a key signs for itself.
+    """Return a certificate as PEM that is signed with its own key.
 
-    Without hosts it is a federation's authority's; with hosts, even an empty list, it is a peer's
-    whose only other peer has a copy of it.
+    Parameters
+    ----------
+    key : Path
+        The file of the private key.
+    name : str
+        The holder's name.
+    hosts : sequence of str, optional
+        ``None``: the certificate is for a federation's authority. Otherwise it is for a peer with
+        these names or addresses, which may be none, and the other peer trusts a copy of it.
+
+    Raises
+    ------
+    ConfigError
+        If the file holds no key, or a host is neither a name nor an address.
     """
     private_key = read_key_file(key, "key")
     builder = _builder(name, private_key, AUTHORITY_DAYS).issuer_name(_common_name(name))
@@ -73,12 +86,21 @@ def own_certificate(key: Path, name: str, hosts: Sequence[str] | None = None) ->
 def server_certificate(
     key: Path, authority_key: Path, authority: Path, hosts: Sequence[str]
 ) -> bytes:
-    """Return a server's certificate, as PEM, for names or addresses, and for this host's own.
+    """Return a server's certificate as PEM, signed by the federation's authority.
+
+    Parameters
+    ----------
+    key : Path
+        The file of the server's private key.
+    authority_key, authority : Path
+        The files of the authority's private key and of its certificate.
+    hosts : sequence of str
+        The server's names or addresses, at least one. ``localhost`` and its addresses are added.
 
     Raises
     ------
     ConfigError
-        If a file is no key or certificate, or a host is neither a name nor an address.
+        If a file holds no key or certificate, or a host is neither a name nor an address.
     """
     signer = read_key_file(authority_key, "key")
     builder = _builder(hosts[0], read_key_file(key, "key"), SERVER_DAYS)
@@ -94,30 +116,30 @@ def server_certificate(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate's file; of several in it, the first.
+    """Return the first certificate in a file.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or is none.
+        If the file cannot be read, or holds no certificate.
     """
     return read_authorities(path)[0]
 
 
 def read_authorities(path: Path) -> list[x509.Certificate]:
-    """Read the certificates of a file that may hold several: a member may know two authorities.
+    """Return all certificates in a file; a member may trust several authorities.
 
     Raises
     ------
     ConfigError
-        If it cannot be read, or has none.
+        If the file cannot be read, or holds no certificate.
     """
     with refused_as(ConfigError, f"{path} is no certificate in PEM"):
         return x509.load_pem_x509_certificates(path.read_bytes())
 
 
 def require_for_supernode(path: Path) -> None:
-    """Raise ConfigError unless Flower's SuperNode can trust the certificates of a file."""
+    """Raise ConfigError unless Flower's SuperNode can read the certificates in a file."""
     read_authorities(path)
     if not path.read_bytes().isascii():
         raise ConfigError(
@@ -127,15 +149,15 @@ def require_for_supernode(path: Path) -> None:
 
 
 def require_pair(certificate: Path, key: Path) -> None:
-    """Raise ConfigError unless a file has the private key of a certificate, unencrypted."""
+    """Raise ConfigError unless a file holds the private key of a certificate, unencrypted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with refused_as(ConfigError, f"{key} is not the private key of {certificate}"):
-        # OpenSSL would ask the terminal for a password.
+        # Without a password, OpenSSL would ask for one in the terminal.
         context.load_cert_chain(certificate, key, password="")
 
 
 def require_hosts(path: Path, hosts: Sequence[str]) -> None:
-    """Raise ConfigError unless a certificate is for all of some names or addresses."""
+    """Raise ConfigError unless a certificate is for all of ``hosts``, names or addresses."""
     extensions = read_certificate(path).extensions
     known: list[x509.GeneralName] = []
     with suppress(x509.ExtensionNotFound):
@@ -149,9 +171,9 @@ def require_hosts(path: Path, hosts: Sequence[str]) -> None:
 
 
 def _is_for(known: Sequence[x509.GeneralName], host: x509.GeneralName) -> bool:
-    """Return whether a host is one of a certificate's, as TLS compares them.
+    """Return whether a host is among those of a certificate, by the rules of TLS.
 
-    Names have no case, and ``*.`` stands for one label.
+    Names are compared without their case, and ``*.`` stands for one label.
     """
     if not isinstance(host, x509.DNSName):
         return host in known
@@ -162,12 +184,12 @@ def _is_for(known: Sequence[x509.GeneralName], host: x509.GeneralName) -> bool:
 
 
 def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:
-    """Return which of a file's certificates has issued another one.
+    """Return the certificate in a file whose holder issued ``certificate``.
 
     Raises
     ------
     ConfigError
-        If none has, or as :func:`read_authorities` says.
+        If no certificate in the file did, or the file cannot be read.
     """
     for authority in read_authorities(path):
         with suppress(ValueError, TypeError, InvalidSignature):
@@ -177,12 +199,14 @@ def authority_of(certificate: x509.Certificate, path: Path) -> x509.Certificate:
 
 
 def certificate_fingerprint(pem: str) -> str:
-    """Return what people compare of a certificate: 16 bytes of its SHA-256, in groups of four.
+    """Return the fingerprint of a certificate in PEM, for people to compare.
+
+    It is the first 16 bytes of the SHA-256 of its DER, as hex digits in groups of four.
 
     Raises
     ------
     ConfigError
-        If it is none.
+        If the text is no certificate.
     """
     with refused_as(ConfigError, "certificate is no certificate in PEM"):
         certificate = x509.load_pem_x509_certificate(pem.encode())
@@ -190,17 +214,19 @@ def certificate_fingerprint(pem: str) -> str:
 
 
 def fingerprint_of(certificate: x509.Certificate) -> str:
-    """Return what :func:`certificate_fingerprint` does, of a certificate that was read."""
+    """Return the fingerprint of a certificate object, see :func:`certificate_fingerprint`."""
     return content_fingerprint(certificate.public_bytes(Encoding.DER))
 
 
 def reach(address: str, authority: Path) -> tuple[x509.Certificate, str]:
-    """Connect to a SuperLink as a member does; return its certificate, and the date that it tells.
+    """Connect to a SuperLink as a member does; return its certificate and its date.
+
+    The date is the HTTP header, by the server's clock; empty if there is none.
 
     Raises
     ------
     UnreachableError
-        Naming the address, and what is wrong.
+        If no server with a certificate of the authority answers, or it answers with an error.
     """
     try:
         context = ssl.create_default_context(cafile=authority)
@@ -214,7 +240,7 @@ def reach(address: str, authority: Path) -> tuple[x509.Certificate, str]:
         raise UnreachableError(
             f"no server that is known by {authority} answers at {address}: {error}"
         ) from error
-    if status not in (200, 403):  # A proxy tells other hosts only that it is there.
+    if status not in (200, 403):  # A proxy answers /health with 403 to other hosts.
         raise UnreachableError(f"the server at {address} is not well: status {status}")
     return certificate, date
 
@@ -225,7 +251,7 @@ def _common_name(name: str) -> x509.Name:
 
 
 def _builder(name: str, key: SigningKey, days: int) -> x509.CertificateBuilder:
-    """Return what every certificate has: whose it is, and how long it is good."""
+    """Return a builder with what every certificate has: holder, key, serial number and dates."""
     now = datetime.now(UTC)
     public_key = key.public_key()
     builder = x509.CertificateBuilder(
@@ -240,13 +266,16 @@ def _builder(name: str, key: SigningKey, days: int) -> x509.CertificateBuilder:
 
 
 def _alternative_names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Return the names and addresses that a certificate is for: this host's own, and ``hosts``."""
+    """Return the names and addresses for a certificate: those of localhost, and ``hosts``."""
     names = dict.fromkeys([*_LOOPBACK, *hosts])
     return x509.SubjectAlternativeName([_host_name(name) for name in names])
 
 
 def _host_name(host: str) -> x509.GeneralName:
-    """Return a host's name, or its address, as a certificate has it."""
+    """Return a host's name or address in the form of a certificate; raise ConfigError if neither.
+
+    ``host`` is a name or an IP address.
+    """
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

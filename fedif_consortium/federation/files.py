@@ -1,4 +1,7 @@
-"""Files that a command makes: it says each in a line, and keeps what is there. And small TOML."""
+"""Helpers for commands that make files: each file is reported in a line, and existing ones stay.
+
+Also helpers for small files in TOML.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,30 @@ from fedif_flower.foreign import read_toml
 from fedif_flower.settings import Settings, require_known, setting
 from fedif_flower.words import enumerated
 
-MOST_BYTES = 2**16
+MOST_BYTES = 2**16  # The largest TOML file that is read.
 _Document = TypeVar("_Document", bound=Settings)
 
 
 def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) -> None:
-    """Make a private key's file, for its owner alone, unless there is one, or it was lost.
+    """Write a new private key's file, which only its owner can read, unless it exists.
 
-    Where ``public`` is there, which is made of the key, the key was lost.
+    Parameters
+    ----------
+    path : Path
+        The file of the private key.
+    public : Path
+        A file that is made from the key. If it exists and the key does not, the key was lost.
+    purpose : str
+        What the key is for, to be shown.
+    make : callable
+        Returns the content of a new key's file.
+
+    Raises
+    ------
+    ConfigError
+        If the key was lost, or other users may read it.
+    StorageError
+        If the file cannot be written.
     """
     if path.exists():
         storage.require_private(path, "the key")
@@ -38,7 +57,7 @@ def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) ->
 
 
 def new(path: Path, purpose: str, content: bytes | str) -> None:
-    """Write a file unless there is one."""
+    """Write a file unless it exists; ``purpose`` is what is shown about it."""
     if path.exists():
         typer.echo(f"kept {path}")
     else:
@@ -46,57 +65,67 @@ def new(path: Path, purpose: str, content: bytes | str) -> None:
 
 
 def write(path: Path, purpose: str, content: bytes | str) -> None:
-    """Write a file that may be there with other content."""
+    """Write a file, also over an existing one; ``purpose`` is what is shown about it."""
     storage.make_folder(path.parent)
     storage.write_atomically(path, content, 0o644)
     typer.echo(f"wrote {path}: {purpose}")
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that is its owner's alone, unless there is one."""
+    """Make a folder that only its owner can enter, unless it exists."""
     with storage.writing(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def a_name(words: str) -> Any:
-    """Declare the name of a federation or a member, which is also a file's name."""
+    """Declare a setting: the name of a federation or a member, which is also a file's name."""
     allowed = "1 to 40 of A-Z, a-z, 0-9, '.', '_' and '-', a letter or digit first"
     return setting(..., words, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$", allowed=allowed)
 
 
 def a_keeper_key(words: str) -> Any:
-    """Declare a keeper's public key; empty: there is no keeper."""
+    """Declare a setting: a keeper's public key; empty: there is no keeper."""
     pattern = r"^([0-9a-fA-F]{64})?$"
     return setting("", words, pattern=pattern, allowed="64 hexadecimal digits")
 
 
 def to_toml(comment: str, values: Mapping[str, Any]) -> str:
-    """Return values as TOML under a comment."""
+    """Return values as TOML, with a comment above."""
     lines = [f"# {line}\n" for line in comment.splitlines()]
     return "".join(lines) + tomli_w.dumps(values, multiline_strings=True)
 
 
 def refuse_changes(path: Path, different: Collection[str]) -> None:
-    """Raise ConfigError where a file's settings, which stay as they are, are not those given.
+    """Raise ConfigError if a file's settings, which stay as they are, differ from those given.
 
     Parameters
     ----------
     path : Path
         The file.
     different : collection of str
-        The keys in which it says otherwise.
+        The keys whose values differ; empty: none.
     """
     if different:
         raise ConfigError(f"{path} is there and says otherwise ({enumerated(different)}): edit it")
 
 
 def read_document(path: Path, kind: type[_Document], otherwise: str = "") -> _Document:
-    """Read a TOML file with the settings of a class.
+    """Return the settings in a TOML file.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    kind : type
+        The class of settings.
+    otherwise : str
+        What to do if there is no file, for the error message.
 
     Raises
     ------
     ConfigError
-        Naming the file, the key, and what is allowed; or, if there is no file, what to do.
+        If there is no file, or a key or a value is not allowed. The message names the file, the
+        key, and what is allowed.
     """
     if otherwise and not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}: {otherwise}")

@@ -1,4 +1,4 @@
-"""Flower's own programs: how they are started, called, and what they answer."""
+"""Starts Flower's own programs, calls its commands, and reads their answers."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from fedif_flower.signals import ended_as_interrupted
 from fedif_flower.storage import exclusive_lock, write_atomically
 
 PROJECT = Path(__file__).resolve().parents[2]
-ATTEMPTS = 10  # Of asking how a run is: a busy host may need a while.
-PAUSE = 3.0
+ATTEMPTS = 10  # How often a run's state is asked for in a row: a busy host may need a while.
+PAUSE = 3.0  # Seconds between two tries.
 
 
 class FlowerCommandError(FedIFError):
-    """``flwr`` did not do what it was asked for; the message is its own."""
+    """A command of ``flwr`` failed; the message is its own."""
 
 
 def flower_environment() -> dict[str, str]:
-    """Return this process's environment with Flower's programs in it: this installation's.
+    """Return the environment for Flower's programs, which come from this installation.
 
-    Packages come from here, not from a registry at every run; the app decides nothing of that.
+    Flower installs no packages for an app, whatever the app says: those that are here are used.
     """
     scripts = sysconfig.get_path("scripts")
     path = os.environ.get("PATH", "")
@@ -42,7 +42,7 @@ def flower_environment() -> dict[str, str]:
         path = os.pathsep.join([scripts, path])
     return {
         "FLWR_TELEMETRY_ENABLED": "0",
-        # How often a host looks for a task, in seconds: part of every round's length.
+        # Seconds between two looks for a task; they add to the length of every round.
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         **os.environ,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -53,20 +53,20 @@ def flower_environment() -> dict[str, str]:
 
 
 def become(module: str, options: Sequence[str], folder: Path, **more: str) -> NoReturn:
-    """Run one of Flower's programs in this process's place; its files are its owner's alone.
+    """Replace this process by one of Flower's programs; only its user can read files that it makes.
 
     Parameters
     ----------
     module : str
-        A module of this package that runs the program.
+        The module of this project that runs the program.
     options : sequence of str
         The program's options.
     folder : Path
-        Where it works: relative paths in its options are below this.
+        The working folder, to which relative paths in the options refer.
     **more : str
-        Variables of its environment.
+        Further variables of its environment.
     """
-    python_path = str(PROJECT)  # From a checkout that is not installed, too.
+    python_path = str(PROJECT)  # So that a checkout works that is not installed.
     if os.environ.get("PYTHONPATH"):
         python_path += os.pathsep + os.environ["PYTHONPATH"]
     environment = {**flower_environment(), **more, "PYTHONPATH": python_path}
@@ -77,7 +77,7 @@ def become(module: str, options: Sequence[str], folder: Path, **more: str) -> No
 
 
 def to_arguments(options: Mapping[str, str]) -> list[str]:
-    """Return a program's options with their values, as it is started with them."""
+    """Return options and their values as a list of command line arguments."""
     arguments = []
     for option, value in options.items():
         arguments += [option, value]
@@ -85,12 +85,21 @@ def to_arguments(options: Mapping[str, str]) -> list[str]:
 
 
 def connect(name: str, address: str, authority: Path) -> None:
-    """Tell Flower's commands about a SuperLink, by a name.
+    """Add a connection to a SuperLink to the configuration of Flower's commands, if it is missing.
+
+    Parameters
+    ----------
+    name : str
+        The connection's name.
+    address : str
+        ``HOST:PORT`` of the SuperLink.
+    authority : Path
+        The certificate that the connection trusts.
 
     Raises
     ------
     ConfigError
-        If the name is another SuperLink's already.
+        If the configuration has another connection of this name, or cannot be read or made.
     """
     home = os.environ.get("FLWR_HOME") or Path.home() / ".flwr"
     path = Path(home) / "config.toml"
@@ -109,12 +118,12 @@ def connect(name: str, address: str, authority: Path) -> None:
 
 
 def _begin_configuration(path: Path) -> None:
-    """Have Flower begin its file of connections, with what it needs itself.
+    """Have Flower make its configuration file, with the entries that it needs itself.
 
     Raises
     ------
     ConfigError
-        If it does not, with the last line that it said.
+        If it does not; the message has the last line that it wrote to stderr.
     """
     process = _flwr("config", "list", capture_output=True)
     if _is_there(path):
@@ -127,7 +136,7 @@ def _begin_configuration(path: Path) -> None:
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether there is a file, in a folder that this user can look into."""
+    """Return whether there is a file that this user can see."""
     try:
         return path.is_file()
     except PermissionError:
@@ -135,54 +144,59 @@ def _is_there(path: Path) -> bool:
 
 
 def config_text(config: Mapping[str, Scalar]) -> str:
-    """Return settings of a run or a node as Flower's commands take them: strings quoted.
+    """Return the settings of a run or a node in the form that Flower's commands read.
 
     Raises
     ------
     ConfigError
-        If a value is of a type, or has quotes, that Flower cannot take there.
+        If Flower could not read a value, because of its type or of quotes in it.
     """
     pairs = []
     for key, value in config.items():
         quoted = json.dumps(value, ensure_ascii=False)
         pairs.append(f"{key}={quoted}")
     text = " ".join(pairs)
-    parse_overrides(text)  # Raises what Flower would raise.
+    parse_overrides(text)  # Raises ConfigError for text that Flower would refuse.
     return text
 
 
 class Flower:
-    """``flwr``, with the name of a connection.
+    """Calls the command ``flwr`` for one SuperLink.
+
+    Every method but :meth:`follow` raises FlowerCommandError if the command fails.
 
     Parameters
     ----------
     connection : str
-        One of Flower's ``config.toml``.
+        The name of a connection in Flower's ``config.toml``.
     """
 
     def __init__(self, connection: str) -> None:
         self.connection = connection
 
     def register(self, key: Path, name: str) -> str:
-        """Let the node with this public key, a file as OpenSSH writes it, in; return its id."""
+        """Register a node by its public key's file, in the format of OpenSSH; return its id."""
         answer = self._call("supernode", "register", key, self.connection, "--name", name)
         return str(answer["node-id"])
 
     def unregister(self, node_id: str) -> None:
-        """End a node's registration: its key opens nothing any more."""
+        """End a node's registration, so that the SuperLink refuses its key."""
         self._call("supernode", "unregister", node_id, self.connection)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Return what the SuperLink says of every node, by id."""
+        """Return the SuperLink's information about every node, by node id."""
         answer = self._call("supernode", "list", self.connection)
         return {str(node["node-id"]): node for node in answer["nodes"]}
 
     def runs(self, *arguments: object) -> list[dict[str, Any]]:
-        """Return what the SuperLink says of its runs, the latest first."""
+        """Return the SuperLink's information about its runs, the latest first.
+
+        ``arguments`` are further ones of ``flwr list``.
+        """
         return list(self._call("list", self.connection, *arguments)["runs"])
 
     def submit(self, app: Path, run_config: str) -> int:
-        """Begin a run; return its id."""
+        """Submit a run of the app in a folder; return the run's id."""
         options: list[str] = []
         if run_config:
             options = ["--run-config", run_config]
@@ -190,11 +204,17 @@ class Flower:
         return int(answer["run-id"])
 
     def follow(self, run_id: int) -> None:
-        """Show a run's log until it ends or the connection is lost, which :meth:`runs` tells."""
+        """Show a run's log until the run ends or the connection is lost; ask :meth:`runs` which."""
         _flwr("log", run_id, self.connection, "--stream", stderr=subprocess.DEVNULL)
 
     def _call(self, *arguments: object) -> dict[str, Any]:
-        """Return the JSON that a command answers with."""
+        """Run a command, and return its answer, which is JSON.
+
+        Raises
+        ------
+        FlowerCommandError
+            If the command fails, or its answer is no JSON.
+        """
         process = _flwr(*arguments, "--format", "json", capture_output=True)
         reason = ""
         with suppress(ValueError):
@@ -210,7 +230,7 @@ class Flower:
 
 
 def _flwr(*arguments: object, **output: Any) -> subprocess.CompletedProcess[str]:
-    """Run Flower's command to its end; ``output`` says where its output goes."""
+    """Run ``flwr`` to its end; ``output`` has arguments of ``subprocess.run`` for its output."""
     return subprocess.run(
         ["flwr", *(str(argument) for argument in arguments)],
         check=False,
@@ -230,33 +250,35 @@ def run_to_end(
     queue: bool = False,
     beside: bool = False,
 ) -> None:
-    """Submit a run and follow it; return once it completed.
+    """Submit a run, show its log, and return when it has completed.
 
     Parameters
     ----------
     flower : Flower
-        Where it goes on.
+        The command of the SuperLink that takes the run.
     app : Path
-        Folder of the app.
+        The app's folder.
     run_config : str
-        As ``flwr run`` takes it; a shell may have taken the quotes of a word away.
+        The run config, as ``flwr run`` takes it: pairs, or a TOML file. Quotes that a shell has
+        removed are put back.
     lock : Path
-        Held while a run is submitted, so that of two at once the second sees the first.
+        Locked while a run is submitted, so that a second command at the same time sees the first
+        one's run.
     queue : bool
-        Wait for runs that go on there.
+        Whether to wait until other runs have ended.
     beside : bool
-        Run beside them: nodes train for both at once.
+        Whether to begin beside other runs: nodes then train for all of them at once.
 
     Raises
     ------
     ConfigError
-        If the app has no such key, or another run goes on.
+        If the app lacks a key of ``run_config``, or another run goes on.
     TrainingFailedError
-        If it ended in another way, with Flower's words for it.
+        If the run ended without completing; the message has Flower's words for it.
     FlowerCommandError
         If the SuperLink did not take the run, or has not answered for a while.
     KeyboardInterrupt
-        At Ctrl-C, and at a signal to end: the run goes on.
+        At Ctrl-C, or a signal to end this process. The run goes on.
     """
     checked_config = _checked_config(app, run_config)
     with ended_as_interrupted():
@@ -276,7 +298,7 @@ def run_to_end(
 def _submit(
     flower: Flower, app: Path, run_config: str, lock: Path, *, queue: bool, beside: bool
 ) -> int:
-    """Begin a run once no other one goes on, or beside them; return its id."""
+    """Submit a run when no other run goes on, or at once if ``beside``; return its id."""
     waiting: list[str] = []
     while True:
         with exclusive_lock(lock):
@@ -299,7 +321,7 @@ def _submit(
 
 
 def _unfinished(flower: Flower) -> list[str]:
-    """Return the ids of the runs that go on, or are about to."""
+    """Return the ids of the runs that have not finished; some may not have begun."""
     return [str(run["run-id"]) for run in flower.runs() if not _is_finished(run)]
 
 
@@ -308,10 +330,10 @@ def _is_finished(run: Mapping[str, Any]) -> bool:
 
 
 def _follow(flower: Flower, run_id: int) -> None:
-    """Show a run's log until it ended, and return if it completed."""
+    """Show a run's log until the run ends; raise TrainingFailedError unless it completed."""
     attempts_left = ATTEMPTS
     while True:
-        # Exit statuses of Flower's own commands say nothing about a run's outcome.
+        # The exit status of this command says nothing about the run's outcome, so ask for it.
         flower.follow(run_id)
         try:
             run = flower.runs("--run-id", run_id)[0]
@@ -338,9 +360,12 @@ def _follow(flower: Flower, run_id: int) -> None:
 
 
 def _checked_config(app: Path, run_config: str) -> str:
-    """Return a run config as Flower reads it.
+    """Return a run config in the form that Flower reads, after a check of its keys.
 
-    Raise ConfigError, naming the first key that an app's ``[tool.flwr.app.config]`` lacks.
+    Raises
+    ------
+    ConfigError
+        If an app's ``[tool.flwr.app.config]`` lacks a key, or a file cannot be read.
     """
     is_file = run_config.endswith(".toml") and "=" not in run_config
     if is_file:
@@ -360,7 +385,7 @@ def _checked_config(app: Path, run_config: str) -> str:
 
 
 def _keys(config: Mapping[str, Any], before: str = "") -> Iterator[str]:
-    """Yield the keys of a run config as Flower has them: those of a table after its name."""
+    """Yield the keys of a run config with dots, as Flower has them: ``TABLE.KEY``."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from _keys(value, f"{before}{key}.")

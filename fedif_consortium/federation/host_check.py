@@ -1,4 +1,4 @@
-"""What a member's host finds out by itself, before any run asks: for ``fedif node check``."""
+"""The checks of ``fedif node check``: whether a member's host could take part in a run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from fedif_flower.tasks.images import settled, task_of_folder
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 
-# Where the keeper is, and how the server shows who it is, are no part of a member's host.
+# Settings that a masked run needs and that a member's host does not know: they are the server's.
 _SOME_KEEPER: Mapping[str, Scalar] = MappingProxyType(
     {
         "masking.keeper-url": "https://keeper.example",
@@ -49,22 +49,22 @@ _SOME_KEEPER: Mapping[str, Scalar] = MappingProxyType(
 
 
 def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Finding]:
-    """Return what this host finds out by itself, without a run.
+    """Return the findings of all checks that this host can make without a run.
 
-    Of images of its own it takes classes and size as they are: only the server's question tells
-    whether they fit the others'.
+    The classes and the size of this host's own images are taken as they are. Whether they fit those
+    of other members is found only when the server of a run asks.
 
     Parameters
     ----------
     folder : NodeFolder
-        The member's.
+        The node's folder.
     run_config : mapping of str to bool, int, float or str
-        What the run is to be, beside the defaults.
+        The settings of the run to check for; other settings have their defaults.
 
     Raises
     ------
     ConfigError
-        If there is no node, or a key is wrong.
+        If there is no node, or a setting of the node or of the run is wrong.
     """
     settings = folder.settings()
     node = NodeConfig.from_node_config(settings.config)
@@ -85,7 +85,7 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
     findings = check_member(config, node, build_host_task)
     if config.task == IMAGES and "task" not in run_config and not _has_images(node):
         findings = [_untried(finding) for finding in findings]
-    # What a run with this config would tell the node.
+    # The instructions that a run with this config would send to the node.
     instructions = ConfigRecord(
         {
             MASKING_KEY: masking_mode,
@@ -103,20 +103,20 @@ def check_host(folder: NodeFolder, run_config: Mapping[str, Scalar]) -> list[Fin
 
 
 def _masking_mode(node: NodeConfig, run_config: Mapping[str, Scalar]) -> str:
-    """Return a run's ``masking.mode``; where it is left open, the one that the node wants."""
+    """Return a run's ``masking.mode``; if the run config lacks it, the mode that the node needs."""
     wanted = "off" if node.keeper_key is None else "keeper"
     return str(run_config.get("masking.mode", wanted))
 
 
 def _has_images(node: NodeConfig) -> bool:
-    """Return whether a node's data are a tree of images, or a part of a set that has a name."""
+    """Return whether a node's data are a tree of images, or a part of a shared data set."""
     return node.num_partitions is not None or (Path(str(node.data_dir)) / "train").is_dir()
 
 
 def _untried(finding: Finding) -> Finding:
-    """Return a finding without a verdict where it failed for want of images.
+    """Return a warning in place of a failed check of data or training, for a node without images.
 
-    An app with a task of its own reads its data in its own way, and says so before round 1.
+    An app's own task may read other data, and checks them before round 1.
     """
     if finding.check not in ("data", "training") or finding.status is not Status.FAILED:
         return finding
@@ -125,21 +125,21 @@ def _untried(finding: Finding) -> Finding:
 
 
 def check_server(address: str, ca: Path) -> list[Finding]:
-    """Return what a server's certificate and clock are, as seen from here.
+    """Return findings about the server's certificate, and about this host's clock beside its own.
 
     Parameters
     ----------
     address : str
         ``HOST:PORT`` of the SuperLink.
     ca : Path
-        The federation's certificate, which alone is trusted.
+        The certificate of the federation's authority, which alone is trusted.
     """
     try:
         require_for_supernode(ca)
         asked_at = time.time()
         certificate, date = reach(address, ca)
         came_at = time.time()
-        told = parsedate_to_datetime(date).timestamp()  # Without fractions of a second.
+        told = parsedate_to_datetime(date).timestamp()  # The header has whole seconds only.
         authority = authority_of(certificate, ca)
         end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
@@ -151,7 +151,10 @@ def check_server(address: str, ca: Path) -> list[Finding]:
 
 
 def _clock_of_member(seconds: float) -> Finding:
-    """Return what to say of this host's clock; Flower lets nobody in whose clock is far off."""
+    """Return a finding about this host's clock, ``seconds`` ahead of the server's.
+
+    It fails if Flower would not let this member in because of its clock.
+    """
     finding = clock_finding(seconds)
     if seconds >= MOST_AHEAD:
         limit = f"{MOST_AHEAD} s ahead"
@@ -164,13 +167,19 @@ def _clock_of_member(seconds: float) -> Finding:
 
 
 def _readable(key: Path) -> str:
-    """Return that a key can be read; a ConfigError if it cannot."""
+    """Return words that a key can be read by its owner alone; raise ConfigError if not."""
     load_key(key)
     return "readable, by its owner alone"
 
 
 def _approved(policy: Path) -> str | Finding:
-    """Return how many apps a member's policy lets run; a ConfigError if it cannot be read."""
+    """Return how many apps a member's policy lets run, in words; a warning if it lets run none.
+
+    Raises
+    ------
+    ConfigError
+        If the policy cannot be read.
+    """
     count = len(read_member_policy(policy).apps.digests())
     words = f"approved apps: {count}"
     if count == 0:

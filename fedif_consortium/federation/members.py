@@ -1,4 +1,4 @@
-"""Members: invited by name, let in by their public key, given another one, sent away."""
+"""The operator invites, registers, rekeys and removes members."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ It holds no secret. Compare the fingerprints that it shows with the operator's, 
 
 
 def invite(folder: FederationFolder, name: str) -> Path:
-    """Write a member's invitation, with a number that nobody else has; return its file.
+    """Write a member's invitation, with a number of its own; return the invitation's file.
 
     Raises
     ------
     ConfigError
-        If the name is that of a member that was removed, or reads as another member's does.
+        If a member of this name was removed, or the name reads like another member's.
     """
     settings = folder.settings()
     path = folder.invitation(name)
@@ -56,7 +56,8 @@ def invite(folder: FederationFolder, name: str) -> Path:
         number = 1 + max((member.number for member in members.values()), default=-1)
         member = members.get(name) or Member(name=name, number=number, invited=_now())
         if name not in members:
-            # No statement could be made of a run of both. Those who are removed stay in theirs.
+            # No statement could be made of a run with two names that read alike. Removed members
+            # count too, since they stay in their runs' statements.
             for other in members:
                 require_apart([other, name], "members:")
         if member.removed:
@@ -77,24 +78,24 @@ def invite(folder: FederationFolder, name: str) -> Path:
 
 
 def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
-    """Let a member in by its answer to an invitation.
+    """Register a member by its answer to an invitation; return its record.
 
     Parameters
     ----------
     folder : FederationFolder
-        The server's.
+        The federation's folder.
     file : Path
-        An answer of ``fedif node join``.
+        The answer, which ``fedif node join`` made.
     flower : Flower
-        Registers the key.
+        The command that registers the key.
 
     Raises
     ------
     ConfigError
-        If the answer is not one to an invitation of this federation, or the key is not allowed, is
-        another member's, or not the one that this member has.
+        If the answer is not to an invitation of this federation, or its key is not allowed, belongs
+        to another member, or differs from the one that this member has.
     FlowerCommandError
-        If the SuperLink does not take the key.
+        If the SuperLink does not register the key.
     """
     with exclusive_lock(folder.lock):
         answer = files.read_document(file, Answer)
@@ -104,12 +105,13 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
             return member
         if not member.key:
             member = member.replace(key=answer.key)
-        # First: whoever is interrupted after the registration can be found again.
+        # Save the key first. If this is interrupted after the registration, the node can be found
+        # by its key.
         _save(folder, member)
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
-            # It may be there from an attempt that was interrupted.
+            # The key may be registered already, by an earlier call that was interrupted.
             node_id = _node_of_key(folder, member)
             if not node_id:
                 raise
@@ -123,17 +125,17 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
 
 
 def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
-    """End a member's registration; its name and number are given to nobody else.
+    """End a member's registration. Its name and number stay reserved.
 
     Raises
     ------
     ConfigError
         If there is no such member, or the SuperLink's database is not as Flower writes it.
     FlowerCommandError
-        If the SuperLink does not do it.
+        If the SuperLink does not end the registration.
     StorageError
-        If the list of removed members cannot be written: the registration is ended all the same,
-        and the same call once more adds it to the list. Its key stays until then.
+        If the list of removed members cannot be written. The registration has ended all the same.
+        Another call adds the member to the list; until then its record keeps its key.
     """
     with exclusive_lock(folder.lock):
         members = folder.members()
@@ -145,9 +147,10 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
         if member.key:
             live_nodes = _live_nodes(flower)
             if not member.node_id:
-                # Its registration may have been interrupted.
+                # An interrupted registration may have left a node whose id is not in the record.
                 member = member.replace(node_id=_node_of_key(folder, member))
-        # Somebody may have ended it by Flower's own command, or put a backup back.
+        # The SuperLink decides, not the record: somebody may have ended the registration with
+        # Flower's own command, or restored a backup.
         if member.node_id in live_nodes:
             flower.unregister(member.node_id)
             typer.echo(f"ended the registration of {name}, node {member.node_id}")
@@ -162,15 +165,16 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
 
 
 def apply_removals(folder: FederationFolder) -> list[str]:
-    """Mark members as removed that the list beside the folder names, and the folder does not.
+    """Bring the members' records and the list of removed members into agreement.
 
-    That is so where a backup was put back. Members and keys that only the folder knows as removed
-    are added to the list. Where it cannot be written, a line says so, and the federation goes on.
+    Members that the list names, but that are not removed by their records, are marked as removed:
+    a backup of the folder may have been restored. Removed members and keys that only the records
+    know are added to the list. If it cannot be written, a line says so, and the federation goes on.
 
     Returns
     -------
     list of str
-        Ids of removed keys that could not be added to the list.
+        The ids of removed keys that could not be added to the list.
 
     Raises
     ------
@@ -194,7 +198,7 @@ def apply_removals(folder: FederationFolder) -> list[str]:
 
 
 def _removed_keys(folder: FederationFolder) -> set[str]:
-    """Return the ids of the keys that, as members' records say, open nothing any more."""
+    """Return the ids of the keys that are no longer let in, by the members' records."""
     ids = set[str]()
     for member in folder.members().values():
         keys = list(member.earlier_keys)
@@ -205,9 +209,9 @@ def _removed_keys(folder: FederationFolder) -> set[str]:
 
 
 def _apply_removals(folder: FederationFolder, member: Member, removals: list[Removal]) -> None:
-    """Mark a member as removed if it was; say it where only the key that it has here was.
+    """Mark a member as removed if the list says so; warn if the list has only its present key.
 
-    ``removals`` are the member's.
+    ``removals`` are the entries of the list for this member and its keys.
     """
     if member.removed:
         return
@@ -226,7 +230,7 @@ def _apply_removals(folder: FederationFolder, member: Member, removals: list[Rem
 
 
 def _note_keys(folder: FederationFolder, member: Member) -> None:
-    """Add to the list what a member's record says of keys that open nothing any more.
+    """Add to the list the keys of a member that are no longer let in, by its record.
 
     Raises
     ------
@@ -243,27 +247,27 @@ def _note_keys(folder: FederationFolder, member: Member) -> None:
 
 
 def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
-    """Give a member another key: it keeps its number, its node and its score.
+    """Give a member another key; it keeps its number, its node and its score. Return its record.
 
-    Its earlier key opens nothing any more, and stays where ``fedif verify --members`` finds it, so
-    that what was signed with it can be checked. Where this was interrupted, the same call once more
-    does it to its end.
+    The earlier key is no longer let in. Its file stays where ``fedif verify --members`` finds it,
+    so that signatures made with it can be checked. If this call is interrupted, another one
+    finishes the work.
 
     Parameters
     ----------
     folder : FederationFolder
-        The server's.
+        The federation's folder.
     name : str
-        The member.
+        The member's name.
     file : Path
-        Its new answer to its invitation, of ``fedif node join`` with a new key.
+        Its new answer to its invitation, made by ``fedif node join`` with a new key.
 
     Raises
     ------
     ConfigError
-        If there is no such registered member, or the answer is not its, or has no new key.
+        If there is no such registered member, or the answer is not from it, or has no new key.
     StorageError
-        If the list of removed keys cannot be written: the key is replaced all the same.
+        If the list of removed keys cannot be written. The key has been replaced all the same.
     """
     with exclusive_lock(folder.lock):
         answer = files.read_document(file, Answer)
@@ -277,7 +281,8 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
             old_key = read_public_key(member.key.encode(), name)
             new_key = read_public_key(answer.key.encode(), name)
             replace_key(folder.database, member.node_id, old_key, new_key)
-            # Before anything else: the member's record tells what is still to be done.
+            # Save the record before the files: after an interruption, the next call sees from it
+            # what is still to be done.
             earlier_keys = [*member.earlier_keys, member.key]
             member = _with_values(member, key=answer.key, earlier_keys=earlier_keys)
             _save(folder, member)
@@ -292,8 +297,8 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
 
 
 def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
-    """Return whether a member's keys lie where they are looked for, and the list has the old."""
-    # The key that it has is number 0, its first one is number 1.
+    """Return whether a change of key is complete: in the files of all keys, and in the list."""
+    # The present key has number 0, and the first one number 1.
     for number, key in enumerate([member.key, *member.earlier_keys]):
         path = folder.public_key(member.name, number)
         if not path.is_file() or path.read_text() != f"{key}\n":
@@ -304,16 +309,17 @@ def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
 
 
 def erase(folder: FederationFolder, name: str) -> None:
-    """Remove what need not stay of a member that was removed.
+    """Erase what need not be kept of a removed member.
 
-    Its name and number stay, so that nobody else gets them. Where the records of a run in ``runs/``
-    of this folder name its node, its key stays too: what it signed there could not be checked
-    without it. Records elsewhere are not known here.
+    Its name and number stay, so that no other member gets them. If the records of a run in
+    ``runs/`` of this folder name its node, its keys stay too, since its signatures there could not
+    be checked without them; only its page is erased that it has not got yet. Runs elsewhere are not
+    looked for.
 
     Raises
     ------
     ConfigError
-        If it is a member still.
+        If the member was not removed.
     """
     with exclusive_lock(folder.lock):
         member = folder.members()[name]
@@ -332,7 +338,7 @@ def erase(folder: FederationFolder, name: str) -> None:
 
 
 def tell_what_stays(folder: FederationFolder, name: str) -> None:
-    """Say what is kept of a member that was removed, and why."""
+    """Print what is kept of a removed member, and why."""
     member = folder.members()[name]
     typer.echo(f"stays: {folder.member_file(name)}, so that nobody else gets name and number")
     for path in folder.public_keys(name):
@@ -350,14 +356,14 @@ def tell_what_stays(folder: FederationFolder, name: str) -> None:
 
 
 def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
-    """Return the runs in this folder whose records name a member's node, attempts among them."""
+    """Return the runs, and earlier attempts, in this folder whose records name a member's node."""
     if not member.node_id:
         return []
     runs = []
     for path in sorted(_runs_folder(folder).glob("*")):
         run = RunFolder(path)
         for attempt in (run, *run.attempts_put_aside()):
-            # Who was online may have been asked nothing, and still has a name and an attendance.
+            # A member that was online but never asked is in the last two tables only.
             tables = (attempt.clients, attempt.attendance, attempt.names)
             client_ids = {row["client_id"] for table in tables for row in table.read()}
             if member.node_id in client_ids:
@@ -366,12 +372,12 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
 
 
 def _runs_folder(folder: FederationFolder) -> Path:
-    """Return where runs lie, unless a run config has another ``output-dir``."""
+    """Return the folder of runs, if their run configs have no other ``output-dir``."""
     return folder.path / "runs"
 
 
 def _forget_page(run: RunFolder, member: Member) -> None:
-    """Leave a member out of those who are still to get their page."""
+    """Erase a member's page from those that were not delivered yet."""
     if not run.undelivered.path.is_file():
         return
     pages = run.undelivered.read()
@@ -382,10 +388,13 @@ def _forget_page(run: RunFolder, member: Member) -> None:
 
 
 def _member_answering(folder: FederationFolder, answer: Answer) -> Member:
-    """Return the member whose answer this is, once it is clear that it may have its key.
+    """Return the member whose answer this is, if the answer's key can be registered for it.
 
-    That is: an answer to an invitation of this federation, which nobody changed, and a key that is
-    neither another member's nor a second one.
+    Raises
+    ------
+    ConfigError
+        If the answer is not to an unchanged invitation of this federation, or its key belongs or
+        belonged to another member, was removed, or differs from the one that the member has.
     """
     member = _invited_member(folder, answer)
     if member.key:
@@ -401,7 +410,7 @@ def _member_answering(folder: FederationFolder, answer: Answer) -> Member:
 
 
 def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
-    """Raise ConfigError if an answer's key is another member's, or was anybody's before."""
+    """Raise ConfigError if an answer's key is another member's, or any member's earlier one."""
     fingerprint = key_fingerprint(answer.key)
     for other in folder.members().values():
         is_other = other.name != answer.member
@@ -419,7 +428,14 @@ def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
 
 
 def _invited_member(folder: FederationFolder, answer: Answer) -> Member:
-    """Return the member whose answer this is, to an invitation that nobody changed."""
+    """Return the member whose answer this is.
+
+    Raises
+    ------
+    ConfigError
+        If the answer's signature is false, the answer is not to an unchanged invitation of this
+        federation, or the member was removed.
+    """
     answer.check()
     ours = certificate_fingerprint(folder.certificate_text())
     theirs = answer.certificate_fingerprint
@@ -439,24 +455,24 @@ def _invited_member(folder: FederationFolder, answer: Answer) -> Member:
 
 
 def _with_values(member: Member, **values: Any) -> Member:
-    """Return a member with other values, lists among them."""
+    """Return a member with other values, which are checked; they may be lists."""
     return Member(**{**member.model_dump(), **values})
 
 
 def _live_nodes(flower: Flower) -> set[str]:
-    """Return the ids of the nodes that are let in."""
+    """Return the ids of all registered nodes."""
     nodes = flower.nodes()
     return {node_id for node_id, node in nodes.items() if node.get("status") != "unregistered"}
 
 
 def _node_of_key(folder: FederationFolder, member: Member) -> str:
-    """Return the id of the node that is let in with a member's key; empty: none is."""
+    """Return the id of the node that is registered with a member's key; empty if there is none."""
     key = read_public_key(member.key.encode(), f"{member.name}: key")
     return node_with_key(folder.database, key)
 
 
 def _save(folder: FederationFolder, member: Member) -> None:
-    """Write a member's record, and its key's file unless there is one."""
+    """Write a member's record, and the file of its key unless that exists."""
     text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
     files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
     if member.key:

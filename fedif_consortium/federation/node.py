@@ -1,4 +1,4 @@
-"""A member's host: joining by an invitation, and starting the node."""
+"""A member's host joins a federation by an invitation, and starts its node."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _ABOUT_ANSWER = "To the operator: `fedif federation add-member FILE`."
 
 
 class NodeSettings(Settings):
-    """Where a node connects to, and as whom; paths are relative to the node's folder."""
+    """The settings in ``node.toml``; paths are relative to the node's folder."""
 
     federation: str = files.a_name("The federation.")
     member: str = files.a_name("This member there.")
@@ -49,31 +49,37 @@ class NodeSettings(Settings):
 
 
 class NodeFolder:
-    """Everything that a member's host keeps for one federation, in one folder.
+    """The folder with all that a member's host keeps for one federation.
 
     Parameters
     ----------
     path : Path
         The folder, absolute.
+
+    Attributes
+    ----------
+    configuration, key, authority : Path
+        The files of the node's settings, of its private key, and of the authority's certificate by
+        which the node knows the server.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.configuration = path / "node.toml"
         self.key = path / "node.key"
-        self.authority = path / "ca.crt"  # What the server is known by.
+        self.authority = path / "ca.crt"
 
     def answer(self, member: str) -> Path:
-        """Return where the answer to an invitation lies."""
+        """Return the path of the answer to an invitation."""
         return self.path / f"{member}.answer.toml"
 
     def settings(self) -> NodeSettings:
-        """Read the node's settings.
+        """Return the node's settings.
 
         Raises
         ------
         ConfigError
-            If there is no node, or something in its file is wrong.
+            If there is no node, or a setting is wrong.
         """
         otherwise = "name the node's folder with --in, or make it with `fedif node join INVITATION`"
         return files.read_document(self.configuration, NodeSettings, otherwise)
@@ -87,30 +93,32 @@ def join(
     port: int | None = None,
     policy: str = "",
 ) -> None:
-    """Make what a node needs to take part, and the answer to its invitation.
+    """Make all files that a node needs to take part, and the answer to its invitation.
 
-    Given again, it makes what is missing; settings that are there already have to be those given.
+    A second call makes what is missing. Existing settings have to agree with those given.
 
     Parameters
     ----------
     folder : NodeFolder
-        Where everything goes; what is there already stays.
+        The node's folder; existing files stay.
     invitation : Invitation
-        The operator's.
-    config : mapping
-        What the node says of itself beside its number, or instead of a default.
+        The operator's invitation.
+    config : mapping of str to bool, int, float or str
+        Values of the node's config, in addition to the defaults or in place of them.
     port : int, optional
-        A port of this host, for the node's own use. ``None``: 9094, or the one in the settings.
+        A port of this host for the node's own use. ``None``: 9094, or that of existing settings.
     policy : str
-        File with what this host lets apps do; empty: none, or the one in the settings.
+        The file of the member's policy; empty: none, or that of existing settings.
 
     Raises
     ------
     ConfigError
-        If the invitation is damaged, the folder is another federation's or member's, its settings
-        say otherwise, or a key of ``config`` is wrong.
+        If the invitation is damaged, the folder is of another federation or member, its settings
+        differ from those given, or a key of ``config`` is wrong.
+    StorageError
+        If a file cannot be written.
     """
-    # All is checked before anything is made.
+    # Check everything before any file is made.
     fingerprint = certificate_fingerprint(invitation.certificate)
     _require_same(folder, invitation)
     node_config: dict[str, Scalar] = {
@@ -148,7 +156,7 @@ def join(
     files.new(folder.configuration, "where this node connects to, and as whom", text)
     answer = records.make_answer(invitation, key)
     text = files.to_toml(_ABOUT_ANSWER, answer.to_mapping())
-    # One that is there stays: a signature differs each time, for the same key and invitation.
+    # An existing answer stays, since a new one would differ: each signature is another one.
     files.new(answer_file, "send it to the operator", text)
 
     typer.echo(f"this node's key: {records.key_fingerprint(public_line)}; read it to the operator")
@@ -160,16 +168,16 @@ def join(
 
 
 def _require_kept(folder: NodeFolder, given: Mapping[str, Scalar], policy: str) -> None:
-    """Raise ConfigError where a node's settings, which stay as they are, say otherwise.
+    """Raise ConfigError if a node's settings, which stay as they are, differ from those given.
 
     Parameters
     ----------
     folder : NodeFolder
-        The node's.
+        The node's folder.
     given : mapping of str to bool, int, float or str
-        What the settings have to be, by key; those of ``config`` beside the node's own.
+        The expected values by key, of the settings and of their section ``config``.
     policy : str
-        File with what this host lets apps do, absolute; empty: as the settings say.
+        The file of the member's policy, absolute; empty: any.
     """
     settings = folder.settings()
     kept = {"superlink": settings.superlink, "port": settings.port, **settings.config}
@@ -180,20 +188,29 @@ def _require_kept(folder: NodeFolder, given: Mapping[str, Scalar], policy: str) 
 
 
 def _require_usable(config: Mapping[str, Scalar]) -> None:
-    """Raise ConfigError unless Flower and this project's app can take a node config."""
+    """Raise ConfigError unless Flower and this project's app can use a node config."""
     config_text(config)
-    # Where its data lie may be said later: with many partitions, none need be named.
+    # The folder of the data may be set later; with partitions, it is not needed for this check.
     NodeConfig.from_node_config({"num-partitions": 2**31, **config})
 
 
 def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoReturn:
-    """Become a node's program: Flower's SuperNode, guarded where there is a policy.
+    """Replace this process by the node's: Flower's SuperNode, with a guard if there is a policy.
+
+    Parameters
+    ----------
+    folder : NodeFolder
+        The node's folder.
+    policy : str
+        The file of the member's policy; empty: the policy in the settings, if any.
+    options : sequence of str
+        Further options of ``flower-supernode``.
 
     Raises
     ------
     ConfigError
-        If the node's file or its ``[config]`` is wrong, the server's certificate cannot be read,
-        others may read its key, or its port is taken: another node of this host has it.
+        If the node's settings are wrong, the server's certificate cannot be read, other users may
+        read the node's key, or its port is taken.
     """
     settings = folder.settings()
     try:
@@ -219,7 +236,7 @@ def start_node(folder: NodeFolder, policy: str, options: Sequence[str]) -> NoRet
 
 
 def _port(options: Sequence[str]) -> int:
-    """Return the port that options of Flower's name, in either spelling; 0: none."""
+    """Return the port in options of Flower, as ``--port 1`` or ``--port=1``; 0 if there is none."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--port", default="")
     known_options, _ = parser.parse_known_args(options)
@@ -228,7 +245,7 @@ def _port(options: Sequence[str]) -> int:
 
 
 def _require_free(port: int, configuration: Path) -> None:
-    """Raise ConfigError if something on this host listens at a port."""
+    """Raise ConfigError if another program on this host listens at a port."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
     except OSError as error:
@@ -239,7 +256,7 @@ def _require_free(port: int, configuration: Path) -> None:
 
 
 def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
-    """Raise ConfigError if a folder is another federation's or member's."""
+    """Raise ConfigError if a folder belongs to another federation or member than invited."""
     if folder.configuration.exists():
         settings = folder.settings()
         existing = f"{settings.member!r} of {settings.federation!r}"

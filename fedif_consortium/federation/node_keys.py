@@ -1,8 +1,8 @@
-"""A registered node is found by its key; it gets another one, and stays the node that it was.
+"""Finds a registered node by its key in Flower's database, and gives a node another key.
 
-Flower can register a key, or end a registration. Either way a member that lost its key would get
-another node id: it would lose its score, and have two lines in a statement. So the key is replaced
-in Flower's database, where Flower looks it up at every request.
+Flower can only register a key or end a registration. With these, a member that lost its key would
+get another node id: it would lose its score, and have two lines in a statement. So the key is
+replaced in Flower's database, where Flower looks it up at every request.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fedif_consortium.evidence.keys import VerifyingKey, key_id, read_public_key
 from fedif_flower.errors import ConfigError
 
-_UNREGISTERED = "unregistered"  # Flower keeps such nodes; they are let in no more.
-_SECONDS = 60.0  # For a lock that the SuperLink holds.
+_UNREGISTERED = "unregistered"  # The status of nodes whose registration has ended.
+_SECONDS = 60.0  # How long to wait for the database while the SuperLink has locked it.
 
 
 def node_with_key(database: Path, key: VerifyingKey) -> str:
-    """Return the id of the node that is let in with a key; empty: none is.
+    """Return the id of the node that is registered with a key; empty if there is none.
 
     Parameters
     ----------
     database : Path
-        The SuperLink's, which may be running.
+        The database of the SuperLink, which may be running.
     key : public key
-        The node's.
+        The node's key.
 
     Raises
     ------
@@ -46,22 +46,22 @@ def node_with_key(database: Path, key: VerifyingKey) -> str:
     if row is None:
         return ""
     [row_id] = row
-    return str(row_id % 2**64)
+    return str(row_id % 2**64)  # SQLite has only signed integers of 64 bits.
 
 
 def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingKey) -> None:
-    """Replace a node's key; its old one opens nothing any more.
+    """Replace a node's key; the old one is no longer let in.
 
-    A node that has the new one already stays as it is: an earlier attempt came so far.
+    If the node has the new key already, as after an interrupted call, nothing changes.
 
     Parameters
     ----------
     database : Path
-        The SuperLink's, which may be running.
+        The database of the SuperLink, which may be running.
     node_id : str
-        The node's.
+        The node's id.
     old, new : public key
-        The key that the node had, and the one that it gets.
+        The key that the node has, and the key that it gets.
 
     Raises
     ------
@@ -71,7 +71,7 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
     if not database.is_file():
         raise ConfigError(f"{database} is not there: the SuperLink has registered nobody yet")
     new_pem = _pem(new)
-    # SQLite knows signed integers alone: the same 64 bits.
+    # SQLite has only signed integers: use the one with the same 64 bits.
     row_id = int.from_bytes(int(node_id).to_bytes(8, "big"), "big", signed=True)
     try:
         with closing(sqlite3.connect(database, timeout=_SECONDS)) as connection, connection:
@@ -88,7 +88,7 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
 
 
 def _pem(key: VerifyingKey) -> bytes:
-    """Return a public key as Flower's database has it."""
+    """Return a public key in the form of Flower's database: PEM, SubjectPublicKeyInfo."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 

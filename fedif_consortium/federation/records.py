@@ -1,9 +1,9 @@
-"""What an operator and a member keep, and send to each other before the first connection.
+"""The operator's records of a federation, and the files that operator and members exchange.
 
-The invitation says where the server is and how to know it. The answer has the member's public key,
-signed by its private half together with the fingerprint of the certificate that the member was
-given. Both hold no secret, and both are worth comparing aloud: whoever can change them on their
-way could take either's place.
+An *invitation* says where the server is and how to recognise it. An *answer* has the member's
+public key and the fingerprint of the certificate that the member was given, signed with the
+member's private key. Neither holds a secret. But whoever can change them on their way could take
+the place of the server or of the member, so their fingerprints should be compared by telephone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedif_flower.settings import Settings, setting
 
 
 class FederationSettings(Settings):
-    """What a federation is called and where it is, from ``federation.toml``."""
+    """A federation's name and addresses, from ``federation.toml``."""
 
     name: str = files.a_name("Its name, also that of the connection in Flower's commands.")
     hosts: Annotated[list[str], MinLen(1)] = setting(
@@ -48,30 +48,30 @@ class FederationSettings(Settings):
 
     @property
     def bind(self) -> str:
-        """Where the SuperLink listens."""
+        """The address at which the SuperLink listens."""
         if self.proxy:
             return self.superlink
         return self.listen
 
     @property
     def address(self) -> str:
-        """Where members reach the server: the first of its hosts."""
+        """The address at which members reach the server, with the first of its hosts."""
         _, port = split_address(self.listen)
         return joined_address(self.hosts[0], port)
 
     @property
     def local_address(self) -> str:
-        """Where the server itself reaches it."""
+        """The address at which this host reaches the SuperLink, without the proxy."""
         return _from_here(self.bind)
 
     @property
     def proxy_address(self) -> str:
-        """Where this host reaches what members do."""
+        """The address at which this host reaches what members reach: the proxy, if there is one."""
         return _from_here(self.listen)
 
 
 class Member(Settings):
-    """What the operator knows of a member, from ``members/<name>.toml``."""
+    """The operator's record of a member, from ``members/<name>.toml``."""
 
     name: str = files.a_name("What it is called.")
     number: int = setting(..., "Its own number (`partition-id`).", ge=0)
@@ -86,7 +86,7 @@ class Member(Settings):
 
     @property
     def state(self) -> str:
-        """How far it has come: ``invited``, ``registered`` or ``removed``."""
+        """The member's state: ``invited``, ``registered`` or ``removed``."""
         if self.removed:
             return "removed"
         if self.node_id:
@@ -95,55 +95,56 @@ class Member(Settings):
 
 
 class FederationFolder:
-    """Everything that a federation's server keeps, in one folder.
+    """The folder with all that a federation's server keeps, and the list of removed members.
 
     Parameters
     ----------
     path : Path
-        The folder, absolute, and without a link or ``..``: the list lies beside it.
+        The folder, absolute, and without a link or ``..``, since the list lies beside it.
     removals : Path, optional
-        The list of removed members, absolute; ``None``: beside the folder, under its name.
+        The list of removed members, absolute. ``None``: ``NAME.removed.csv`` beside the folder
+        ``NAME``.
     """
 
     def __init__(self, path: Path, removals: Path | None = None) -> None:
         self.path = path
         self.configuration = path / "federation.toml"  # Its settings.
         self.authority_key = path / "ca.key"  # Signs the server's certificates.
-        self.authority = path / "ca.crt"  # What members know the federation by.
+        self.authority = path / "ca.crt"  # The certificate by which members know the federation.
         self.server_key = path / "server.key"
         self.certificate = path / "server.crt"
         self.statement_key = path / keys.STATEMENT_KEY  # Signs statements of contributions.
         self.database = path / "superlink.db"
         self.nginx = path / "nginx" / "nginx.conf"
-        # Not in the folder: a backup of this, put back, must not bring removed members back.
+        # Outside of the folder, so that a restored backup does not bring removed members back.
         self.removals = removals or path.with_name(f"{path.name}.removed.csv")
-        self.lock = path / ".lock"  # Held while members' numbers are given out.
+        self.lock = path / ".lock"  # Locked while members' records are read and changed.
 
     def invitation(self, name: str) -> Path:
-        """Return where a member's invitation lies."""
+        """Return the path of a member's invitation."""
         return self.path / "invitations" / f"{name}.invitation.toml"
 
     def member_file(self, name: str) -> Path:
-        """Return where a member's record lies."""
+        """Return the path of a member's record."""
         return self.path / "members" / f"{name}.toml"
 
     def public_key(self, name: str, earlier: int = 0) -> Path:
-        """Return where a member's public key lies, once it is known; or its ``earlier``-th one."""
+        """Return the path of a member's public key; with ``earlier`` > 0, of that earlier key."""
         return self.path / "members" / f"{key_name(name, earlier)}.pub"
 
     def public_keys(self, name: str) -> list[Path]:
-        """Return the files of a member's keys, earlier ones too."""
+        """Return the existing files of a member's public keys, also of its earlier ones."""
         earlier_ones = (self.path / "members").glob(f"{key_name(name, 0)}{EARLIER}*.pub")
         paths = [self.public_key(name), *sorted(earlier_ones)]
         return [path for path in paths if path.is_file()]
 
     def certificate_text(self) -> str:
-        """Return the authority's certificate, as PEM; a ConfigError if it is none."""
+        """Return the authority's certificate as PEM; raise ConfigError if it cannot be read."""
         read_certificate(self.authority)
         return self.authority.read_text()
 
     def settings(self) -> FederationSettings:
-        """Read the federation's settings.
+        """Return the federation's settings.
 
         Raises
         ------
@@ -156,12 +157,13 @@ class FederationFolder:
         return files.read_document(self.configuration, FederationSettings, otherwise)
 
     def members(self) -> dict[str, Member]:
-        """Return everyone who was ever invited or registered, by name, in order of numbers.
+        """Return the records of all members that were ever invited, by name, in order of numbers.
 
         Raises
         ------
         ConfigError
-            If a file is wrong, is not called as its member, or has another one's number.
+            If a record is malformed, has another name than its file, or two records have the same
+            number.
         """
         by_number: dict[int, Member] = {}
         for path in sorted((self.path / "members").glob("*.toml")):
@@ -175,7 +177,7 @@ class FederationFolder:
 
 
 def _from_here(address: str) -> str:
-    """Return where this host connects to what listens at an address."""
+    """Return the address at which this host reaches a program that listens at ``address``."""
     host, port = split_address(address)
     if host == "0.0.0.0":
         host = "127.0.0.1"
@@ -185,7 +187,7 @@ def _from_here(address: str) -> str:
 
 
 class Membership(Settings):
-    """Who takes part in which federation."""
+    """A member's name and number in a federation."""
 
     federation: str = files.a_name("The federation's name.")
     member: str = files.a_name("The member's name there.")
@@ -193,7 +195,7 @@ class Membership(Settings):
 
 
 class Invitation(Membership):
-    """What a member has to know to join."""
+    """An invitation: what a member has to know to join."""
 
     address: Address = an_address("Where members reach the server.")
     statement_key: str = setting(..., "Fingerprint of the key that signs statements.")
@@ -202,14 +204,14 @@ class Invitation(Membership):
 
 
 class Answer(Membership):
-    """A member's public key, on its way to the operator."""
+    """The answer to an invitation: the member's public key, signed with its private half."""
 
     certificate_fingerprint: str = setting(..., "Of the certificate that the member was given.")
     key: str = setting(..., "The member's public key, in a line as OpenSSH writes it.")
     signature: str = setting("", "Of all the above by the member's key, in base64.")
 
     def check(self) -> None:
-        """Raise ConfigError unless the key signed this, and is one that a SuperNode can have."""
+        """Raise ConfigError unless the answer's key signed it, and is allowed for SuperNodes."""
         with refused_as(ConfigError, f"{self.member}: signature is no base64"):
             signature = base64.b64decode(self.signature, validate=True)
         key = keys.read_public_key(self.key.encode(), f"{self.member}: key")
@@ -218,7 +220,7 @@ class Answer(Membership):
             raise ConfigError(f"{self.member} did not sign its answer: it was changed on its way")
 
     def sign(self, key: keys.SigningKey) -> Answer:
-        """Return this with the signature of a key."""
+        """Return the answer with a signature made with ``key``."""
         signature = keys.sign(key, self._signed_content())
         return self.replace(signature=base64.b64encode(signature).decode())
 
@@ -229,7 +231,7 @@ class Answer(Membership):
 
 
 def make_answer(invitation: Invitation, key: keys.SigningKey) -> Answer:
-    """Return the answer to an invitation, signed."""
+    """Return the answer to an invitation, signed with the member's key."""
     answer = Answer(
         **invitation.part(Membership).model_dump(),
         certificate_fingerprint=certificate_fingerprint(invitation.certificate),
@@ -239,23 +241,26 @@ def make_answer(invitation: Invitation, key: keys.SigningKey) -> Answer:
 
 
 def make_node_key() -> bytes:
-    """Return a new private key of the curve P-384 in OpenSSH's format, as SuperNodes need it."""
+    """Return a new private key on the curve P-384 in OpenSSH's format, as SuperNodes need it."""
     key = ec.generate_private_key(ec.SECP384R1())
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
 
 
 def require_node_key(key: keys.VerifyingKey, name: str) -> None:
-    """Raise ConfigError unless a key is of a curve that Flower lets SuperNodes in with."""
+    """Raise ConfigError unless Flower lets SuperNodes in with a key of this kind: ECDSA.
+
+    Error messages call the key ``name``.
+    """
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ConfigError(f"{name} is an Ed25519 key; a SuperNode's is of P-256, P-384 or P-521")
 
 
 def public_line(key: keys.SigningKey, comment: str) -> str:
-    """Return a key's public half in a line, as OpenSSH writes it."""
+    """Return a key's public half as a line in OpenSSH's format, which ends with ``comment``."""
     public_key = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return f"{public_key.decode()} {comment}"
 
 
 def key_fingerprint(public: str) -> str:
-    """Return what people compare of a public key in a line, as OpenSSH writes it."""
+    """Return the fingerprint of a public key, given as a line in OpenSSH's format."""
     return keys.fingerprint(keys.read_public_key(public.encode(), "key"))

@@ -1,6 +1,7 @@
-"""Who was removed, in a list outside of the federation's folder: no backup brings a member back.
+"""The list of removed members and keys, which lies outside of the federation's folder.
 
-A backup holds the registrations of its day. Restored, it would let in whoever was removed since.
+A backup of the folder holds the registrations of its day. If it is restored, it would let in the
+members that were removed since. The list, which is not restored, keeps them out.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from fedif_flower.run.rows import csv_text, read_rows
 from fedif_flower.storage import append_line, cut_torn_line
 
 _COLUMNS = ("name", "key", "removed", "why")
+# The values of the column `why`.
 _GONE = "removed"
 _REKEYED = "rekeyed"
 _REASONS = (_GONE, _REKEYED)
 
 
 class Removal(NamedTuple):
-    """A key that is let in no more.
+    """A key that is no longer let in.
 
     Attributes
     ----------
     name : str
-        Whose it was.
+        The name of the member whose key it was.
     key : str
-        Its id; empty: the member had none yet.
+        The key's id; empty if the member had no key yet.
     removed : str
-        When.
+        When it was removed.
     why : str
-        ``removed``: the member was; ``rekeyed``: it has another one.
+        ``removed`` if the member was removed, ``rekeyed`` if it got another key.
     """
 
     name: str
@@ -49,7 +51,17 @@ class Removal(NamedTuple):
 
 
 def removal_of(name: str, key: str, removed: str) -> Removal:
-    """Return the removal of a member whose key is given in a line, as OpenSSH writes it."""
+    """Return the removal of a member.
+
+    Parameters
+    ----------
+    name : str
+        The member's name.
+    key : str
+        Its public key as a line in OpenSSH's format; empty if it has none.
+    removed : str
+        When it was removed.
+    """
     if not key:
         return Removal(name, "", removed)
     public_key = read_public_key(key.encode(), f"{name}: key")
@@ -57,40 +69,40 @@ def removal_of(name: str, key: str, removed: str) -> Removal:
 
 
 def rekeying_of(name: str, key: str, removed: str) -> Removal:
-    """Return the removal of a member's earlier key."""
+    """Return the removal of a member's earlier key; the parameters are as in :func:`removal_of`."""
     return removal_of(name, key, removed)._replace(why=_REKEYED)
 
 
 def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> list[Removal]:
-    """Return which of the removals are a member's, whichever of its keys they are of.
+    """Return the removals of a member, by whichever of its keys.
 
-    A backup may hold a key that the member had before or after the one with which it was removed.
-    Another federation's member of the same name has none of these keys.
+    One key in common is enough: a backup may hold another key of the member than the one with which
+    it was removed. A member of another federation that has the same name has none of these keys.
 
     Parameters
     ----------
     name : str
-        The member's.
+        The member's name.
     keys : collection of str
-        Those that it has and had, as lines of OpenSSH; empty: it had none yet.
+        All keys that it has or had, as lines in OpenSSH's format; empty if it never had one.
     known : iterable of Removal
-        The list.
+        The list's content.
     """
     of_name = [removal for removal in known if removal.name == name]
     key_ids = {removal_of(name, key, "").key for key in keys}
     removed_ids = {removal.key for removal in of_name}
     if key_ids and key_ids.isdisjoint(removed_ids):
-        return []  # Another federation's member.
+        return []  # They are of another federation's member.
     return of_name
 
 
 def read_removals(path: Path) -> list[Removal]:
-    """Return the list; empty where there is no file.
+    """Return the removals in the list's file; empty if there is no file.
 
     Raises
     ------
     ConfigError
-        If it is no such list, or cannot be read.
+        If the file is no such list, or cannot be read.
     """
     with refused_as(ConfigError, f"{path}, the list of removed members, cannot be read"):
         rows = read_rows(path)
@@ -100,7 +112,7 @@ def read_removals(path: Path) -> list[Removal]:
     removals = [Removal(**row) for row in rows]
     whole = removals
     if removals and _is_torn(text, removals[-1]):
-        whole = removals[:-1]  # The last one's key is let in no more, either.
+        whole = removals[:-1]  # The torn line still counts as a removal; its reason is not checked.
     for number, removal in enumerate(whole, start=2):
         key = f"{path}, line {number}: why"
         require(removal.why in _REASONS, key, removal.why, " or ".join(_REASONS))
@@ -108,20 +120,20 @@ def read_removals(path: Path) -> list[Removal]:
 
 
 def _text_of(path: Path) -> str:
-    """Return what a list's file says; empty where there is none."""
+    """Return the text of the list's file; empty if there is no file."""
     if not path.exists():
         return ""
     return read_whole(path).decode("utf-8-sig")
 
 
 def _is_torn(text: str, last: Removal) -> bool:
-    """Return whether a list was torn off while the reason of its last removal was written."""
+    """Return whether the list's last line was torn within the reason of its removal."""
     is_ended = text.endswith(("\n", "\r"))
     return not is_ended and any(reason.startswith(last.why) for reason in _REASONS)
 
 
 def _has_header(text: str) -> bool:
-    """Return whether a list begins with its columns, or was torn off while these were written."""
+    """Return whether a list begins with its columns, or was torn within them."""
     header, end, _ = text.partition("\n")
     if not end:
         return ",".join(_COLUMNS).startswith(header.rstrip("\r"))
@@ -130,12 +142,15 @@ def _has_header(text: str) -> bool:
 
 
 def note_removal(path: Path, removal: Removal) -> None:
-    """Add a removal to the list, unless it is there, whenever it was.
+    """Add a removal to the list, unless it is there already, whatever its date.
 
-    That a key was replaced does not say that its member was removed.
+    A removal with another reason is another entry: that a key was replaced does not say that its
+    member was removed.
 
     Raises
     ------
+    ConfigError
+        If the list cannot be read.
     StorageError
         If the list cannot be written.
     """
@@ -147,15 +162,15 @@ def note_removal(path: Path, removal: Removal) -> None:
 
 
 def begin_removals(path: Path) -> None:
-    """Make an empty list, unless there is one.
+    """Make an empty list unless there is one, and cut off half a line at its end.
 
-    It only grows: where the folder that it lies in is another user's, a file that is this one's
-    will do.
+    The list is only appended to, and never replaced. So if its folder belongs to another user, it
+    is enough that the file belongs to this user.
 
     Raises
     ------
     StorageError
-        Saying what to do where it cannot be written.
+        If the list cannot be written; the message says what to do.
     """
     try:
         cut_torn_line(path, 0o600)

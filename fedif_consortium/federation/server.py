@@ -1,4 +1,7 @@
-"""The server's part: keys, certificates and settings, its SuperLink, and how a federation is."""
+"""The server's host: makes keys, certificates and settings, starts the SuperLink, tells the state.
+
+The commands ``fedif federation init``, ``superlink`` and ``status`` use it.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +40,21 @@ from fedif_flower.errors import ConfigError, FedIFError, StorageError
 
 GUARDED_SUPERLINK = "fedif_consortium.superlink.guarded_superlink"
 _ABOUT = "The federation's settings, written by `fedif federation init`."
-LEAST_FREE = 2**30
-_LOCK_SECONDS = 60.0  # That the SuperLink waits for its database, too.
-RUNS = 5
+LEAST_FREE = 2**30  # With fewer free bytes on the disk, there is a warning.
+_LOCK_SECONDS = 60.0  # How long to wait for a locked database; the SuperLink waits as long.
+RUNS = 5  # How many runs are shown.
 RUN_COLUMNS = ("run-id", "status", "running-at", "finished-at", "status-details")
 
 
 def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
-    """Make what a federation's server needs; what is there already stays.
+    """Make all files that a federation's server needs; existing files stay.
 
     Raises
     ------
     ConfigError
-        If there is another federation, or a file that is there is not what it should be.
+        If existing settings differ from those given, or an existing file is not what it should be.
+    StorageError
+        If a file cannot be written.
     """
     if folder.configuration.exists():
         given = settings.to_mapping()
@@ -75,9 +80,9 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
 
 
 def _begin_removals(path: Path) -> None:
-    """Make an empty list of removed members unless there is one, and say so."""
+    """Make an empty list of removed members unless there is one, and print what was done."""
     is_new = False
-    with suppress(OSError):  # Of a folder that may not be entered; what to do is said below.
+    with suppress(OSError):  # This user may not enter the folder: begin_removals says what to do.
         is_new = not path.exists()
     try:
         begin_removals(path)
@@ -101,8 +106,9 @@ def _make_certificates(folder: FederationFolder, settings: FederationSettings) -
 
 
 def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
-    """Write the settings of nginx, and say how it is started."""
-    owner = "nobody"  # It matters for root alone, and root has a name.
+    """Write the settings of nginx, and print the command that starts it."""
+    # nginx uses the name only if root starts it. This default is for an owner without a name.
+    owner = "nobody"
     with suppress(KeyError):
         owner = folder.path.owner()
     text = nginx_settings(settings.listen, settings.superlink, owner)
@@ -113,7 +119,7 @@ def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
 
 
 def flower_of(folder: FederationFolder) -> Flower:
-    """Return Flower's command with the connection to this host's SuperLink."""
+    """Return Flower's command with a connection to this host's SuperLink."""
     settings = folder.settings()
     connect(settings.name, settings.local_address, folder.authority)
     return Flower(settings.name)
@@ -127,16 +133,16 @@ def statement_fingerprint(folder: FederationFolder) -> str:
 def start_superlink(
     folder: FederationFolder, options: Sequence[str], unlisted_keys: Sequence[str] = ()
 ) -> NoReturn:
-    """Become the guarded SuperLink of a federation, for registered nodes over TLS alone.
+    """Replace this process by a federation's guarded SuperLink, for registered nodes over TLS.
 
     Parameters
     ----------
     folder : FederationFolder
-        The server's.
+        The federation's folder.
     options : sequence of str
-        More options of ``flower-superlink``.
+        Further options of ``flower-superlink``.
     unlisted_keys : sequence of str
-        Ids of keys that nobody is let in with, and that the list of removed members does not have.
+        The ids of removed keys that are not in the list of removed members.
 
     Raises
     ------
@@ -170,7 +176,7 @@ def start_superlink(
 
 
 def _require_database(path: Path) -> None:
-    """Raise ConfigError where a SuperLink's database is there and is none, or cannot be read."""
+    """Raise ConfigError if there is a SuperLink's database that is damaged or cannot be read."""
     if not path.exists():
         return
     advice = "put a backup in its place, or move it away: all members are to be registered again"
@@ -178,7 +184,7 @@ def _require_database(path: Path) -> None:
         with closing(sqlite3.connect(path, timeout=_LOCK_SECONDS)) as database:
             database.execute("SELECT name FROM sqlite_master").fetchall()
     except sqlite3.OperationalError as error:
-        # It may be whole: nobody is to move it away for this.
+        # The database may be whole, so the message must not advise to move it away.
         reason = f"it is locked by another process, or cannot be opened by this user: {error}"
         raise ConfigError(f"{path} cannot be read ({reason})") from error
     except sqlite3.DatabaseError as error:
@@ -186,12 +192,23 @@ def _require_database(path: Path) -> None:
 
 
 def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> None:
-    """Make a key and a certificate that one peer is to have a copy of; what is there stays.
+    """Make a key and a certificate, of which another peer gets a copy; existing files stay.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder of both files.
+    name : str
+        Their names without suffix, and the holder's name in the certificate.
+    hosts : sequence of str
+        The names or addresses for which the certificate is; may be empty.
+    goes_to : str
+        Who gets a copy of the certificate, to be shown.
 
     Raises
     ------
     ConfigError
-        If the certificate that is there is not for a host.
+        If an existing certificate is not for one of ``hosts``, or its key was lost.
     """
     key = folder / f"{name}.key"
     certificate = folder / f"{name}.crt"
@@ -202,16 +219,16 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> No
 
 
 def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
-    """Ask everything that can be asked; what does not answer is a warning, not an error.
+    """Return the state of a federation; what does not answer gives a warning, not an error.
 
     Returns
     -------
     dict
-        As JSON has it: ``federation`` and ``address``; ``superlink``, empty if it answers, else why
-        it does not; ``members``, each with ``online`` and ``last_seen`` null where the SuperLink
-        did not say; the latest ``runs``; ``certificate_ends`` and ``authority_ends``;
-        ``free_bytes``; ``warnings``, each with what to do about it, and ``ok``, whether there are
-        none.
+        It can be written as JSON. ``federation`` and ``address``; ``superlink``: why the SuperLink
+        does not answer, empty if it does; ``members``, each with ``online`` and ``last_seen``,
+        which are ``None`` if the SuperLink does not say them; the latest ``runs``;
+        ``certificate_ends`` and ``authority_ends``; ``free_bytes``; ``warnings``; and ``ok``,
+        whether there are no warnings.
 
     Raises
     ------
@@ -251,18 +268,18 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
 
 @dataclass
 class _Answers:
-    """What a SuperLink, and the proxy before it, answer.
+    """The answers of a SuperLink, and of the proxy in front of it.
 
     Attributes
     ----------
     nodes : mapping of str to mapping
-        What it says of every node, by id.
+        The SuperLink's information about every node, by node id.
     runs : list of dict
-        The latest ones, the last one first.
+        The SuperLink's information about its latest runs, the last one first.
     unreachable : str
-        Why the SuperLink does not answer; empty: it does.
+        Why the SuperLink does not answer; empty if it does.
     warnings : list of str
-        What to do about.
+        What is wrong with either.
     """
 
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -277,7 +294,7 @@ def _ask_superlink(
     certificate: x509.Certificate,
     flower: Flower,
 ) -> _Answers:
-    """Ask the SuperLink, and its proxy where there is one."""
+    """Ask the SuperLink, and its proxy if there is one."""
     answers = _Answers()
     failures = []
     # Without a proxy, both addresses are the same.
@@ -291,7 +308,7 @@ def _ask_superlink(
             if address == settings.local_address:
                 nodes = flower.nodes()
                 runs = flower.runs("--limit", RUNS)
-                # Both or none: a SuperLink that answers by halves does not answer.
+                # Set both only when both came: half an answer counts as none.
                 answers.nodes = nodes
                 answers.runs = runs
         except FedIFError as error:
@@ -303,7 +320,7 @@ def _ask_superlink(
 
 
 def _warnings_of_certificate(whose: str, certificate: x509.Certificate) -> list[str]:
-    """Return whether a certificate ends soon."""
+    """Return a warning if a certificate ends soon; ``whose`` names its holder."""
     left = certificate.not_valid_after_utc - datetime.now(UTC)
     if left >= SOON:
         return []
@@ -311,7 +328,7 @@ def _warnings_of_certificate(whose: str, certificate: x509.Certificate) -> list[
 
 
 def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return whether the last run failed."""
+    """Return a warning if the last run failed."""
     if not runs or not str(runs[0]["status"]).startswith("finished:failed"):
         return []
     details = str(runs[0].get("status-details", "")).removesuffix(" N/A")
@@ -324,7 +341,7 @@ def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _warnings_of_removed(
     members: Sequence[Member], nodes: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Return which removed members the SuperLink would still let in."""
+    """Return a warning for each removed member that the SuperLink would still let in."""
     warnings = []
     for member in members:
         status = nodes.get(member.node_id, {}).get("status", "unregistered")
@@ -339,7 +356,7 @@ def _warnings_of_removed(
 def _warnings_of_registered(
     statuses: Sequence[Mapping[str, Any]], *, is_reachable: bool
 ) -> list[str]:
-    """Return which registered members are not known, and whether most are offline."""
+    """Return warnings if the SuperLink does not know registered members, or most are offline."""
     registered = [status for status in statuses if status["state"] == "registered"]
     unknown = [status["name"] for status in registered if status["online"] is None]
     warnings = []
@@ -357,7 +374,7 @@ def _row_of_run(run: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a member as the operator and the SuperLink know it."""
+    """Return a member's state by the operator's record and the SuperLink's information."""
     status = {
         "name": member.name,
         "number": member.number,
@@ -374,7 +391,7 @@ def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[s
 
 
 def _last_seen(node: Mapping[str, Any]) -> str:
-    """Return when a node was last online: ``now``, ``never``, or the time that Flower says."""
+    """Return when a node was last online: ``now``, ``never``, or the time by Flower."""
     if node.get("status") == "online":
         return "now"
     went_offline = str(node.get("offline-at", "N/A"))
