@@ -23,7 +23,7 @@ from fedif_flower.errors import ConfigError
 # The packages from which module:object may be imported; None: from all. It is set while the
 # settings of somebody else's run are used.
 _IMPORTABLE: ContextVar[Collection[str] | None] = ContextVar("importable", default=None)
-# Set while a client runs in the process of whoever started its server.
+# Whether a client runs at this moment in the same process as its server.
 IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
 
 

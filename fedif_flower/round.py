@@ -197,6 +197,9 @@ class RoundUpdates:
     def mixed(self, mixing: Tensor) -> RoundUpdates:
         """Return the round with means of its (shortened) updates in the place of the updates.
 
+        ``client_ids``, ``num_examples`` and ``counters`` are left as they are: if there are fewer
+        means than updates, the caller replaces them.
+
         Parameters
         ----------
         mixing : Tensor

@@ -46,8 +46,9 @@ class ClientRound:
 class Behaviour:
     """An honest client; attacks override the hook they need.
 
-    Every hook returns its input or a new tensor and never writes to its arguments. Random numbers
-    are drawn from the given generator (on the CPU), so that they do not depend on the process.
+    Every hook returns its input or a new tensor and never writes to its arguments, except for
+    :attr:`ClientRound.memory`. Random numbers are drawn from the given generator (on the CPU), so
+    that they do not depend on the process.
     """
 
     remembers = False  # Whether the attack puts something into a client's memory.

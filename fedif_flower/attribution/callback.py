@@ -93,8 +93,8 @@ class PathAttribution(Callback):
         there; a rule without a node in the middle needs one pass more. Rounds with masked updates
         are not split, since they allow one inner product a round.
     bounds : CreditBounds, optional
-        Bounds on what members are credited with, by lengths and cosines of their updates; ``None``:
-        each member is credited with its contribution.
+        Bounds on what members are credited with, by their updates' lengths, weights and directions;
+        ``None``: each member is credited with its contribution.
     on_attribution : callable, optional
         Called with each :class:`RoundAttribution` in the order of the rounds: when the next round's
         replies are about to be taken in, or earlier where a checkpoint or the end of the run needs

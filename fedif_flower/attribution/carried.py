@@ -72,7 +72,7 @@ class CarriedUpdates:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> CarriedUpdates:
-        """Return the updates of which :meth:`state` returned the state."""
+        """Return updates made from what :meth:`state` returned."""
         members = tuple(MemberKey(*member) for member in state["members"])
         credit = None if state["credit"] is None else Credit(**state["credit"])
         return cls(**{**state, "members": members, "credit": credit})

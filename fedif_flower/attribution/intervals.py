@@ -238,5 +238,6 @@ def share_deviations(
 
 
 def _half_widths(changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return half the widths of 95 % intervals ``[n]`` from deviations ``[b, n]``."""
     errors: NDArray[np.float64] = np.linalg.norm(changes, axis=0)
     return quantile(len(changes) - 1) * errors

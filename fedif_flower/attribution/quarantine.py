@@ -75,7 +75,7 @@ class _Member:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> _Member:
-        """Return the member of which :meth:`state_dict` returned the state."""
+        """Return a member made from what :meth:`state_dict` returned."""
         member = cls(pause=int(state["pause"]), until_round=int(state["until_round"]))
         member.worths.extend(state["worths"])
         member.bad.extend(state["bad"])
@@ -124,8 +124,8 @@ class Quarantine(Callback):
     Parameters
     ----------
     attribution : PathAttribution
-        The attribution among the callbacks of the same strategy. Whoever is drawn in round t is
-        judged by the rounds up to t - 2, since round t - 1 is still being attributed at that time.
+        The attribution among the callbacks of the same strategy. When clients of round t are drawn,
+        the rounds up to t - 2 count: round t - 1 is still being attributed at that time.
     on_decision : callable, optional
         Called with each :class:`Decision`.
 

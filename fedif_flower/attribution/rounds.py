@@ -154,7 +154,7 @@ class RoundAttributor:
             return ()
         try:
             return self._clients(taken, loss_before - loss_after)
-        except Exception as error:  # out of a user's model or loss, as likely as not
+        except Exception as error:  # Mostly one of a user's own model or loss.
             is_told = isinstance(error, FedIFError)
             reason = printable(str(error) if is_told else with_place(error))
             logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
