@@ -201,7 +201,8 @@ class PollingGrid(ForwardingGrid):
         When time is over, the grid looks once more for all missing replies, for at most so many
         seconds.
     most_fetched : int
-        How many replies may be fetched at the same time, >= 1, and thus be in memory at once.
+        How many replies may be fetched at the same time, >= 1, and thus be in memory at once. The
+        last look, when time is over, fetches all at the same time.
     slow_seconds : float
         Seconds, > 0. A fetch that takes longer no longer counts towards ``most_fetched``, so that
         it does not hold up the others.
@@ -379,7 +380,8 @@ class PollingGrid(ForwardingGrid):
     ) -> Iterator[Message]:
         """Remove the messages whose nodes were started again; yield a reply to each.
 
-        The reply is the node's own if it had arrived before the restart, and an error otherwise.
+        The reply is the node's own if it had arrived and can be fetched within ``poll_seconds``,
+        and an error otherwise.
 
         Parameters
         ----------
