@@ -69,8 +69,8 @@ def require_start(
 def _require_kind(is_allowed: bool, name: str, value: object, allowed: str) -> None:
     """Raise ConfigError unless ``is_allowed``.
 
-    Unlike :func:`require`, it shows a model by its type alone: where one was passed by mistake,
-    the error does not print all its layers.
+    Unlike :func:`require`, it shows a model by its type alone: if one was passed by mistake, the
+    error does not print all its layers.
     """
     if not is_allowed:
         raise ConfigError(f"{name} = {shown_setting(value)}; allowed: {allowed}")

@@ -42,7 +42,7 @@ def number_drawn(strategy: Drawing, num_online: int) -> int:
 def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> None:
     """Raise ConfigError if the grid can never have enough nodes for the strategy's settings.
 
-    Checked are the ``min_*_nodes`` settings, and whether a round can get as many replies as
+    It checks the ``min_*_nodes`` settings. It also checks that a round can get as many replies as
     ``min_valid_replies``, the stages and the rule need.
 
     Parameters
@@ -70,8 +70,8 @@ def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: 
     """
     pace = strategy.setup.pace
     if math.isinf(most):
-        # How many members will be at work is not known. A quorum that is a number (>= 1) still
-        # says with how many replies a round closes; a share (< 1) becomes 0 here: no check.
+        # The number of members at work is not known. A quorum >= 1 is a number of replies, and can
+        # be checked without it. A quorum < 1 is a share, which becomes 0 here: it is not checked.
         at_work = int(pace.quorum)
         allowed = ""
     else:
@@ -99,8 +99,8 @@ def _most_at_work(strategy: Drawing, most: int, *, draws_by_itself: bool) -> tup
         As in :func:`require_nodes`.
     """
     pace = strategy.setup.pace
-    # Late replies may add to a draw that is too small by itself. With a quorum they do not help:
-    # the quorum counts them as well, so that the round closes all the earlier.
+    # Without a quorum, late replies may make up for a draw that is too small. With a quorum they
+    # cannot, since they count towards it: the round closes the earlier for them.
     if draws_by_itself or (pace.late_rounds and not pace.quorum):
         return most, f"at most {most}, as many as there can be nodes"
     drawn = number_drawn(strategy, most)

@@ -26,8 +26,8 @@ def draw_evaluators(
 ) -> list[int]:
     """Draw the nodes that evaluate a round's model, and return their ids.
 
-    The random numbers depend on ``(seed, server_round)`` alone, and are others than those by which
-    the clients that train are drawn.
+    The random numbers depend on ``(seed, server_round)`` alone. They are independent of the random
+    numbers by which the clients that train are drawn.
 
     Parameters
     ----------

@@ -205,7 +205,7 @@ class MemberFailures:
         return {"erring": erring, "poor": list(self._poor), "failed_rounds": self._failed_rounds}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._erring = {client_id: _Errors(*saved) for client_id, saved in state["erring"].items()}
         self._poor = _PoorRounds(*state["poor"])
         self._failed_rounds = state["failed_rounds"]

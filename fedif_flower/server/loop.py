@@ -176,7 +176,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         # Parts keep this key to recognise the strategy whose rounds they remember.
         self._key = object()
 
-    # -- what a strategy says of itself
+    # -- what a subclass may override
 
     def weigh(self, updates: RoundUpdates) -> Aggregation | Tensor:
         """Return the weights ``[m]`` of a round's updates, or the step ``[d]`` of the model.
@@ -196,7 +196,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         raise NotImplementedError(f"{type(self).__name__} does not say how to weigh a round")
 
     def prepare(self, params: Tensor, buffers: dict[str, Tensor]) -> None:
-        """Begin the work that depends on the global model alone, before clients are asked.
+        """Begin the work that depends on the global model alone.
+
+        It is called before clients are asked. Work that it starts in the background, such as the
+        validation gradient, is done while the clients train.
 
         Parameters
         ----------
@@ -384,7 +387,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self.model.require_range(vectors)
         return vectors, staged.unmixed(aggregation).require_of(updates.num_clients)
 
-    # -- how it asks
+    # -- how a round asks its members
 
     def members_of(self, server_round: int) -> Collection[ClientNode]:
         """Return the members drawn for ``server_round``; none if that is not the current round."""
@@ -453,7 +456,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     def require_updates(self, count: int, allowed: str) -> int:
         """Return how many updates :meth:`weigh` gets if a round closes with ``count`` of them.
 
-        They are fewer where a stage replaces clients by groups.
+        They are fewer than ``count`` if a stage replaces clients by groups.
 
         Raises
         ------
@@ -482,8 +485,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         Returns
         -------
         list of ClientNode
-            As many as ``fraction_train`` and the pace's ``ask_more`` say of all nodes online, not
-            only of ``nodes``; at least ``min_train_nodes``; all ``nodes`` if they are fewer.
+            The clients drawn. Their number is the share ``fraction_train`` (times the pace's
+            ``ask_more``) of all nodes online, not only of ``nodes``, and at least
+            ``min_train_nodes``. If ``nodes`` are fewer, all of them are drawn.
         """
         size = number_drawn(self, max(len(self.online), len(nodes)))
         generator = numpy_generator("sample-clients", self.seed, server_round)
@@ -494,6 +498,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
     ) -> Closing:
         """Return when the round stops waiting for replies, and tell the grid."""
         closing = self._patience.closing(num_members, earlier)
+        # A loop whose own grid does not screen replies sends the messages by that grid, not by
+        # this one: it would keep the closing for other messages.
         grid_screens = self._open_run is not None and self._open_run.screens
         if isinstance(grid, ScreenedGrid) and grid_screens:
             grid.close_by(closing)
@@ -530,7 +536,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         enclosing = [self.intake.enclose, *(callback.enclose for callback in self.callbacks)]
         return training_messages(members, content, enclosing)
 
-    # -- how it takes in what comes
+    # -- how a round takes in the replies
 
     def _screen(self, current: Round, replies: Iterable[Message]) -> float:
         """Screen a round's replies, and note them in its record.
@@ -566,6 +572,8 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             vectors, aggregation = self.aggregate(updates)
         except FedIFError as error:
             current.error = error
+            # The model that was sent is the cause if its validation gradient is not finite. Other
+            # errors of this package, such as a setting that does not fit, are not due to it.
             is_suspect = isinstance(error, DivergedError)
             fail(current, self.model, Obstacle(str(error), suspect=is_suspect))
             return
@@ -638,7 +646,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         records = [reply.reported.records for reply in current.accepted]
         return aggregate_metrics(records, self.train_metrics_aggr_fn, self.weighted_by_key)
 
-    # -- what it remembers
+    # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that a run needs to go on, except the model."""
@@ -649,7 +657,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         for name, part in self.stateful().items():
             part.load_state_dict(state[name])
 
-    # -- before its rounds
+    # -- before the rounds
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Check the model that a run begins with, take it, and tell callbacks of the start.
@@ -669,6 +677,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         require_own(remembering, self._key)
         self.stages.begin(self.validation)
         super().begin(grid, initial_arrays)
+        # From here on the model's layout and vectors are known, which these checks need.
         require_judges(self.stages, self.validation, self.model)
         if self.stages.optimizer is not None:
             self.stages.optimizer.require_step(self.model.vectors.params)

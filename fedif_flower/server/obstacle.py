@@ -38,8 +38,8 @@ def find_obstacle(current: Round, *, min_valid_replies: int, noise_for: int = 0)
         return Obstacle("most clients fail on this model", suspect=True)
     accepted = current.accepted
     if len(accepted) < min_valid_replies:
-        # If every reply that came from a member of this round was refused, the model that it was
-        # sent may be the cause. Late replies were trained on older models: they do not count here.
+        # If a member's reply was refused and none was accepted, the model that members were sent
+        # may be the cause. Late replies do not count here: they were trained on older models.
         refused = any(reply.status == "refused" for reply in current.refused_of_members)
         reason = f"{len(accepted)} valid replies, {min_valid_replies} needed"
         return Obstacle(reason, suspect=refused and not accepted)

@@ -101,7 +101,7 @@ class ClientReport:
 
 @dataclass(frozen=True)
 class Step:
-    r"""A step that a round took, as a sum of clients' updates.
+    r"""A step that a round took: a sum of clients' updates.
 
     .. math:: w_t - w_{t-1} = \sum_k \theta_k \sum_i a_i^{(t-k)} u_i^{(t-k)}
 

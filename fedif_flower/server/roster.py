@@ -167,7 +167,7 @@ class NodeDirectory:
         return {"known": {node.node_id: _saved(node) for node in lasting}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._known = {node_id: _read(node_id, saved) for node_id, saved in state["known"].items()}
         self._last_online = _LastOnline()
 
@@ -232,7 +232,7 @@ class NodeDirectory:
         return all_different(labels)
 
     def _claimed_once(self, nodes: Sequence[ClientNode]) -> list[ClientNode]:
-        """Return the nodes, where a partition that several of them claim is given to none."""
+        """Return the nodes; those that claim the same partition as another one get none."""
         claims = Counter(node.partition_id for node in nodes)
         claims[UNKNOWN_PARTITION] = 0
         contested_before = self._contested

@@ -125,7 +125,8 @@ class RunningStrategy(FedAvg):
 
     After each round the global model is evaluated: by clients drawn by the seed, by the user's
     ``evaluate_fn``, and by callbacks. An error of ``evaluate_fn`` does not end a run that has
-    begun, unless it is an error of this package. If the model is the cause, it is taken back.
+    begun, unless it is an error of this package other than a ValuationError. If the model is the
+    cause of the error, it is taken back.
 
     A loop that is not :meth:`start` may call Flower's methods itself, such as the loop of a
     strategy that wraps this one. Then the first call of :meth:`configure_train` or
@@ -623,7 +624,7 @@ class RunningStrategy(FedAvg):
             self.history.metrics[server_round] = dict(metrics)
             self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
         self.tell(lambda callback: callback.on_round_end(server_round))
-        # Only now: the round is complete and saved, so that a restart goes on after it.
+        # Raised only now, when the round is complete and saved: a restart begins after it.
         if no_metrics:
             raise no_metrics[0]
         if metrics:

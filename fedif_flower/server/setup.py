@@ -62,14 +62,14 @@ class Setup(CheckedFields):
     min_valid_replies : int
         A round with fewer valid replies than this, >= 1, fails: the model stays.
     max_failed_rounds : int
-        The run ends with an error in two cases: if more than half of the members gave no usable
-        reply the last so many times that they were asked; or after so many rounds in a row in which
-        no model could be made of enough usable replies (see
-        :class:`~fedif_flower.server.failures.MemberFailures`). Two kinds of rounds are not among
-        the latter. One is a round whose replies leave the model where it is, because they do not
-        change it or cancel each other: members that have learned all there is send such replies,
-        and otherwise a few members could end the run with them. The other is a round with fewer
-        than ``min_valid_replies`` usable replies: other members may come back.
+        A number k >= 1: the run ends with an error if more than half of the members gave no usable
+        reply the last k times that they were asked, or after k rounds in a row in which enough
+        replies were usable and no model could be made of them (see
+        :class:`~fedif_flower.server.failures.MemberFailures`). Two kinds of rounds do not count
+        among these k rounds. One is a round whose replies leave the model where it is, because they
+        do not change it or cancel each other: members that have learned all there is send such
+        replies, and otherwise a few members could end the run with them. The other is a round with
+        fewer than ``min_valid_replies`` usable replies: other members may come back.
     max_paused_turns : int
         A member that errs again and again is left out for at most this many of its turns, >= 0.
     max_num_examples : float
@@ -155,7 +155,7 @@ class Setup(CheckedFields):
         """Raise ConfigError if ``trainable_keys``, ``tied_keys`` or ``names`` has a wrong type."""
         trained = self.trainable_keys
         if trained is not None:
-            # A str is a collection of its letters: not what is meant.
+            # A str is a collection too, of its letters: a single name has to be in a list.
             is_list = isinstance(trained, Collection) and not isinstance(trained, str)
             fits = is_list and all(isinstance(name, str) for name in trained)
             require(fits, "trainable_keys", trained, "a list of names")

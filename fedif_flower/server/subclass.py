@@ -1,4 +1,4 @@
-"""What a subclass's overriding methods are given, and checks of what they return."""
+"""The replies that a subclass's own methods are given, and checks of what its methods return."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def require_constructed(strategy: object) -> None:
 
 
 def messages_of(method: str, returned: object) -> list[Message]:
-    """Return what a method returned as a list; raise ConfigError unless all are messages."""
+    """Return the messages that a method returned; raise ConfigError if they are no messages."""
     allowed = "an iterable of Message"
     messages = _listed(method, returned, allowed)
     for message in messages:
@@ -177,7 +177,7 @@ def selection_of(method: str, selected: object) -> list[ClientNode]:
 
 
 def _listed(method: str, returned: object, allowed: str) -> list[Any]:
-    """Return what a method returned as a list; raise ConfigError if it is not iterable."""
+    """Return a method's result as a list; raise ConfigError if it is not iterable."""
     if not isinstance(returned, Iterable):
         raise _returned(method, returned, allowed)
     return list(returned)

@@ -21,7 +21,7 @@ from fedif_flower.valuation.ledger import ScoreLedger
 
 # Flower's logger, on which Flower's strategies log their settings: it prints in any program.
 logger = logging.getLogger("flwr")
-_AN_ADDRESS: object = object.__repr__  # Shows a class and an address: no more than the class says.
+_AN_ADDRESS: object = object.__repr__  # It shows an object's class and its address in memory.
 _SHOWN_AT_MOST = 100  # Characters of a value that are shown.
 
 
@@ -48,8 +48,8 @@ class TellsSettings:
         try:
             bound = cls.__signature__.bind_partial(*args, **kwargs)
         except TypeError:
-            # The arguments do not fit. Two mistakes get an error of our own; for all others
-            # Python's, which the constructor raises next, says it well.
+            # The arguments do not fit the signature. Two mistakes get an error of our own. For all
+            # others Python's error is clear: the constructor raises it next.
             refuse_older_arguments(cls.__name__, kwargs.keys() - cls.__signature__.parameters)
             cls._refuse_unnamed(len(args))
             strategy.settings = {}

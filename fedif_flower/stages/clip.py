@@ -15,7 +15,7 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.stages.stage import Stage
 
-ROUNDS_REMEMBERED = 20  # A client that took part in none of so many rounds is forgotten.
+ROUNDS_REMEMBERED = 20  # A client that took part in none of the last 20 rounds is forgotten.
 
 
 class RecentLengths:
@@ -58,11 +58,11 @@ class RecentLengths:
         return usual_length(lengths)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps."""
         return {"seen": {client_id: list(last) for client_id, last in self._seen.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._seen = {
             client_id: (int(last_round), float(length))
             for client_id, (last_round, length) in state["seen"].items()
@@ -138,11 +138,11 @@ class Clip(Stage):
         return clipping_factors(squared_norms, self.multiple * usual)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps."""
         return self._lengths.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._lengths.load_state_dict(state)
 
 

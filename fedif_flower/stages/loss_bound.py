@@ -175,7 +175,7 @@ class LossBound(Stage):
         return f"{held}, and it hardly fell: {fell} at best; try {words}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps."""
         return {
             "first": self._first,
             "least": self._least,
@@ -184,7 +184,7 @@ class LossBound(Stage):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._first = state["first"]
         self._least = state["least"]
         # States that earlier versions saved lack this.

@@ -154,7 +154,7 @@ class Stages:
         return updates
 
     def settle(self, updates: RoundUpdates, proposed: Aggregation) -> Destination:
-        """Return where a round's proposed weights lead, or where the choosing stage decides to go.
+        """Return the destination of a round's proposed weights, or the one that a stage chooses.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Stages:
         return {"stages": [[type(stage).__name__, stage.state_dict()] for stage in self]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned.
+        """Restore the state that :meth:`state_dict` returned.
 
         Raises
         ------

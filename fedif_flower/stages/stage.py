@@ -118,11 +118,11 @@ class Stage(CheckedFields):
     def before(self, updates: RoundUpdates) -> RoundUpdates:
         """Return the round as the strategy is to weigh it.
 
-        It has to stay known of which clients' updates each row is made, since contributions are
-        computed from that. So a stage changes updates in two ways only: it sets ``factors`` to
-        shorten them, or calls ``updates.mixed(matrix)`` to replace them by means of them. A round
-        whose rows change in another way fails. Changes in place are found as far as PyTorch counts
-        them: not those made by NumPy or through ``data``.
+        A stage changes updates in two ways only: it sets ``factors`` to shorten them, or calls
+        ``updates.mixed(matrix)`` to replace them by means of them. Then it is known of which
+        clients' updates each row is made, as contributions need it. A round whose rows change in
+        another way fails. Changes in place are noticed if PyTorch counts them, which it does not
+        for changes by NumPy or through ``data``.
         """
         return updates
 
@@ -141,11 +141,11 @@ class Stage(CheckedFields):
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
 
 
 def overrides(stage: Stage, hook: str) -> bool:
@@ -258,7 +258,7 @@ class ServerOptimizer(Stage):
         self._begins_anew = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return the state that a checkpoint keeps."""
         return {
             **self._memory._asdict(),
             "before": self._memory_before._asdict(),
@@ -266,7 +266,7 @@ class ServerOptimizer(Stage):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._memory = _Memory.from_state(state)
         # States that earlier versions saved lack these two.
         self._memory_before = _Memory.from_state(state.get("before", state))

@@ -15,7 +15,7 @@ class FedAvg(ScreenedStrategy):
     .. math:: p_i = n_i / \sum_{j \in S_t} n_j
 
     with :math:`S_t` the clients of round t, and :math:`n_i` the number of examples that client i
-    says it trained on, bounded by ``max_examples_ratio`` times the round's median. Parameters: see
+    says it trained on, at most ``max_examples_ratio`` times the round's median. Parameters: see
     :class:`~fedif_flower.server.loop.ScreenedStrategy`.
     """
 

@@ -187,7 +187,7 @@ class FLTrust(ScreenedStrategy):
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of the model that the server trains."""
+        """The shapes of the arrays of the model that the server trains, by name."""
         return array_shapes(self.root.model)
 
     def weigh(self, updates: RoundUpdates) -> Aggregation:

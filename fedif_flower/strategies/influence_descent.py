@@ -133,7 +133,7 @@ class InfluenceDescent(ScreenedStrategy):
         return super().state_dict() | {"models": list(self._models)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
         super().load_state_dict(state)
         models = state.get("models")
         if models is None:  # Earlier versions saved the last two, under names of their own.
@@ -149,8 +149,8 @@ class InfluenceDescent(ScreenedStrategy):
     def _last_step(self, params: Tensor) -> Tensor | None:
         """Remember the model ``params`` [d], and return the last step ``[d]``, which led to it.
 
-        ``None`` if no step is known. Rounds that failed or left the model where it was made no
-        step: they leave the model as it was remembered.
+        ``None`` if no step is known. A round that failed, or left the model where it was, made no
+        step: the next round begins with the same model, which is remembered once.
         """
         model = params.cpu().clone()
         if not self._models or not torch.equal(model, self._models[-1]):

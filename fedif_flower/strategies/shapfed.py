@@ -70,9 +70,9 @@ class ShapFed(ScoredStrategy):
 
     - It joins each class's bias to the class's row of the last layer, and compares models. Here
       updates are compared, without the bias.
-    - It compares clients with an aggregate by the weights of the round before (equal ones in the
-      first round). Here the aggregate is that of the updates as stages have shortened them, by the
-      shares of examples.
+    - It compares clients with their mean, weighted by the weights of the round before (equal ones
+      in the first round). Here they are compared with the mean of the updates, as stages have
+      shortened them, weighted by examples.
     - It takes a client's first value whole. Here weight scores start at 0.
     - It keeps 0.95 of the old value. Here the default is ``1 - gamma`` = 0.5.
     - It sends every client a model of its own. Here all clients receive the same model.
@@ -105,5 +105,5 @@ class ShapFed(ScoredStrategy):
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shapes of the model that tells where the last layer lies."""
+        """The shapes of the arrays of ``model``, by name."""
         return self._own_shapes
