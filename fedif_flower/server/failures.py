@@ -137,6 +137,7 @@ class MemberFailures:
         self._pause_all([node.client_id for node in current.failed_late], current)
 
     def _pause_all(self, erred: Iterable[int], current: Round) -> None:
+        """Count an error of each of these members in a round, and pause them."""
         # A turn: the number of rounds in which a member is asked once on average.
         turn = math.ceil(len(current.online) / max(len(current.members), 1))
         for client_id in erred:

@@ -317,7 +317,11 @@ class GlobalModel:
         return self.vectors is vectors or self.replaced is vectors
 
     def stands_still(self, vectors: ModelVectors) -> bool:
-        """Tell whether a round's result ``vectors`` equals the current model, bit for bit."""
+        """Tell whether a round's result ``vectors`` leaves the current model where it is.
+
+        It does if parameters and buffers are the same, bit for bit, or if they are the same once
+        clients receive them. Counters alone make no new model.
+        """
         if self._optimizer and self._optimizer.moves_on:
             return False  # The optimizer's momentum moves the model even if the round does not.
         is_same = torch.equal(vectors.params, self.vectors.params)
@@ -353,7 +357,8 @@ class GlobalModel:
     def advance(self, vectors: ModelVectors) -> ArrayRecord:
         """Move to a round's result ``vectors``, and return the new record.
 
-        A server optimizer turns the step into its own first. The model before it is proven now.
+        If there is a server optimizer, the model moves to where it leads instead. The model before
+        the step is proven now, since a round that began from it has succeeded.
         """
         if self._optimizer is not None:
             params = self._optimizer.advance(self.vectors.params, vectors.params)
