@@ -124,6 +124,7 @@ class RunConfig(ClientConfig, StrategyConfig):
             self, *, sections: Sequence[type[Settings]] = OWN_SECTIONS, **values: Any
         ) -> None:
             super().__init__(sections=sections, **values)
+            # Checked here and not by validators: sections, such as ``pace``, are there only now.
             self._require_reachable()
             fewest = self.fewest_replies
             words = f"<= the {fewest} clients of a round"

@@ -84,6 +84,7 @@ def load_task(config: RunConfig, task: Task | None = None) -> LoadedTask:
             f"num-clients = {config.num_clients}; allowed: at most the "
             f"{task.num_train} training examples of {task.name!r}"
         )
+    # Of any one partition, since only the kind of attack and its settings count here.
     acting = build_behaviour(config, partition_id=0, seed=config.seed)
     require_fit(acting, task, config.attack)
     method = build_local_method(config, task, config.seed)

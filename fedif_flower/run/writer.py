@@ -161,6 +161,7 @@ class RunWriter(Callback):
         for judge in self.evaluation.judges.values():
             require_judge(type(self).__name__, judge, strategy.model)
         is_known = strategy is self._strategy
+        # It goes on if it has the very rounds whose lines this writer has written.
         goes_on = is_known and self._written > 0 and strategy.completed_rounds == self._written
         self._strategy = strategy
         self._outer_error = sys.exception()
@@ -284,7 +285,8 @@ class RunWriter(Callback):
             # A callback has just made this round the last, whose model is always evaluated.
             measured = self.evaluation.evaluate(server_round, self._strategy.model)
             metrics = {**metrics, **measured}
-        if self._round.round != server_round:  # There was no on_round: this is before round 1.
+        # Without on_round, this is before round 1, or the round has asked nobody.
+        if self._round.round != server_round:
             self._round = Round(server_round)
         self._is_last_evaluated = self.evaluation.is_evaluated
         self._round = self.evaluation.add_to(self._round, metrics)

@@ -107,6 +107,7 @@ class LocalGrid(Grid):
         for message in messages:
             self._count += 1
             message_id = str(self._count)
+            # Flower has no public way to set the id of a message.
             message.metadata.__dict__["_message_id"] = message_id
             self._waiting[message_id] = message
             message_ids.append(message_id)
