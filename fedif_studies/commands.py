@@ -23,7 +23,7 @@ door.client_parts = "fedif_consortium.parts:client_parts"
 
 
 @cli.command()
-@needs_extra  # It says what statements would make of each bout.
+@needs_extra  # A bout's row has figures by what a statement on it would count.
 def arena(
     dataset: Annotated[str, typer.Option(help="digits, or any data set of images")] = "digits",
     data_dir: Annotated[str, typer.Option(help="where its files are")] = "",
@@ -111,7 +111,7 @@ def unlearn(
         float, typer.Option(help="a mask below this share of the median one is a trigger's")
     ] = 0.5,
 ) -> None:
-    """Take a backdoor with a trigger out of a run's model, by the run's held-out images."""
+    """Remove a backdoor with a trigger from a run's model, with the run's held-out images."""
     require_directories([run_dir])
     from fedif_studies.backdoors.unlearning import unlearn_run
 

@@ -1,4 +1,4 @@
-"""How often the 95 % intervals of contributions cover those to the loss on other examples.
+"""Study of how often 95 % intervals cover the contributions to the loss on other examples.
 
 ``python -m fedif_studies.coverage`` draws a held-out set from the test split again and again, and
 runs a federation of ten members with it. It checks whether the intervals of the members'
@@ -140,7 +140,7 @@ def measure(data_dir: str, cell: Row) -> list[Row]:
 
 
 def held_out_of(task: AuditTask, rows: NDArray[np.int64], cell: Row) -> Validation:
-    """Return the held-out set of a draw, with wrong labels and a corrected loss if it has them.
+    """Return the held-out set of a draw, with wrong labels and a corrected loss if asked for.
 
     Parameters
     ----------

@@ -103,7 +103,7 @@ class NoisyStep(Behaviour):
 
 @dataclass
 class OlderStep(Behaviour):
-    r"""Sends an older global step again: :math:`u \leftarrow c \Delta_{t-k}`.
+    r"""Sends the global step of round t - k again: :math:`u \leftarrow c \Delta_{t-k}`.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ READ_SECTIONS = ("adversarial.", "free-rider-noise.", "free-rider-step.", "gradi
 
 
 def require_read(config: RunConfig) -> None:
-    """Raise ConfigError if a setting differs from its default that no audit reads.
+    """Raise ConfigError if a setting that no audit reads differs from its default.
 
     An audit chooses its own strategies, attacks and participants. A setting of these would change
     nothing, but the audit would claim to have been made with it.

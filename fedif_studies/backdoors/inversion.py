@@ -67,7 +67,7 @@ def held_out_images(validation: Validation, who: str) -> tuple[Tensor, Tensor]:
     Raises
     ------
     ConfigError
-        If the set is not one of images with classes. The message names ``who`` needs them.
+        If the set is not one of images with classes. The message says that ``who`` needs one.
     """
     inputs = []
     targets = []
@@ -101,7 +101,7 @@ def invert_triggers(
     32 images a step. :math:`\lambda` is raised after a step in which the patch works (95 % of the
     images are taken for y), and lowered after any other. The result is the smallest mask that
     worked, or the last one if none did. p stays in the range that its channel has in ``inputs``. A
-    class with a much smaller mask than others has a backdoor, or is easily taken for others.
+    class with a much smaller mask than others has a backdoor, or images are easily taken for it.
 
     Parameters
     ----------

@@ -85,6 +85,7 @@ def sampled_memory(samples: list[int]) -> Iterator[None]:
 
 
 def _pss(process: psutil.Process) -> int:
+    """Return a process's PSS in bytes; 0 if the process has ended."""
     with suppress(psutil.Error):
         return int(process.memory_full_info().pss)
     return 0

@@ -98,6 +98,7 @@ def layer_calls(work: Work) -> list[Callable[[], object]]:
 
 
 def _there_and_back(layer: Callable[[Tensor], Tensor], values: Tensor) -> Callable[[], object]:
+    """Return a function that passes values through a layer, and gradients back if it needs them."""
     leaves = [values]
     if isinstance(layer, nn.Module):
         leaves = [*layer.parameters(), values]

@@ -43,7 +43,8 @@ def rule(
 def bounds_of(weights: str) -> tuple[str, str]:
     """Return ``"none"`` and the strictest bounds that a rule can have.
 
-    ``"full"`` needs a rule that gives updates weights. Any other rule has ``"length"`` at most.
+    ``"full"`` needs a rule that gives updates weights. For any other rule, ``"length"`` is the
+    strictest.
     """
     if can_be_attributed(weights):
         return ("none", "full")

@@ -60,7 +60,7 @@ class Cell:
 
     @property
     def digest(self) -> str:
-        """The hash at the end of its directory's name."""
+        """The hash at the end of its directory's name; cells with the same one share a result."""
         return self.config.run_name.rpartition("-")[2]
 
     def require_unchanged(self) -> None:
@@ -181,7 +181,10 @@ def find_result(cell: Cell) -> Path | None:
 
 
 def is_of_other_code(cell: Cell) -> bool:
-    """Tell whether a cell has a complete result that was measured by code other than today's."""
+    """Tell whether a cell has a complete result that was measured by code other than today's.
+
+    A result that does not name its code counts as one of today's.
+    """
     run_dir = find_result(cell)
     if run_dir is None:
         return False
@@ -192,7 +195,10 @@ def is_of_other_code(cell: Cell) -> bool:
 
 
 def distinct(cells: Iterable[Cell]) -> list[Cell]:
-    """Return the cells, less those that share the result of an earlier one."""
+    """Return the cells, less those that share the result of an earlier one.
+
+    Timed cells share a result within their group only.
+    """
     first: dict[tuple[str, str], Cell] = {}
     for cell in cells:
         group = cell.group if cell.is_timed else ""
@@ -243,9 +249,9 @@ def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
 def find_data(dataset: str, data_dir: str) -> tuple[dict[str, Scalar], str]:
     """Return the settings that name a data set, and its name in a report.
 
-    If ``data_dir``, or its subfolder ``cifar10``, holds CIFAR-10 as folders of images
-    (``train/<class>/`` and ``test/<class>/``), these images are the data set. Its name then says
-    whether they are JPEG files.
+    CIFAR-10 may also be given as folders of images, ``train/<class>/`` and ``test/<class>/``, in
+    ``data_dir`` or in its subfolder ``cifar10``. These images are then the data set, whose name
+    says whether they are JPEG files.
     """
     title = title_of_data(dataset)
     if not data_dir:

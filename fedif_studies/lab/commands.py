@@ -70,7 +70,7 @@ def compare(
     run_dirs: Annotated[list[Path], typer.Argument(help="two or more runs' folders")],
     output_dir: OutputDir = Path("runs/compare"),
 ) -> None:
-    """Put runs beside each other: what differs in their settings, and what came of it."""
+    """Compare runs: the settings in which they differ, and their results."""
     require_directories(run_dirs)
     require(len(run_dirs) > 1, "run_dirs", len(run_dirs), "two or more runs' folders")
     from fedif_flower.run.folder import RunFolder

@@ -90,7 +90,7 @@ def _curves_of(measurements: Sequence[Measurement], metric: str, split: str) -> 
 
 
 def _draw_line(axes: Axes, index: int, label: str, curves: Sequence[Curve]) -> None:
-    """Draw the mean of the seeds' curves, and the range between them."""
+    """Draw the mean of curves, and the range between their lowest and highest values."""
     # Runs need not be evaluated in the same rounds: only rounds that all of them have are drawn.
     rounds = sorted(set.intersection(*map(set, curves)))
     means = []

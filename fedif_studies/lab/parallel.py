@@ -25,13 +25,13 @@ R = TypeVar("R")
 
 
 class GridInterrupted(FedIFError):  # noqa: N818
-    """A grid was stopped; what is complete stays, and the rest goes on with the same command."""
+    """A grid was stopped: complete cells are kept, and the same command measures the others."""
 
     exit_code = 130  # as a shell reports Ctrl-C
 
 
 class CellTakenError(FedIFError):
-    """Another queue runs a cell at this moment."""
+    """Another process runs a cell at this moment."""
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def _new_process() -> ProcessPoolExecutor:
 
 
 def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
-    """Call without warnings in the log, and return an error instead of raising it."""
+    """Call with nothing but errors in the log, and return an exception instead of raising it."""
     logging.disable(logging.WARNING)
     try:
         return call(cell)
@@ -178,5 +178,5 @@ def _prepare() -> None:
 
 
 def time_in(seconds: float) -> str:
-    """Return the weekday and the time of day that it will be in so many seconds."""
+    """Return the weekday and the time of day ``seconds`` from now."""
     return f"{datetime.now() + timedelta(seconds=seconds):%a %H:%M}"

@@ -129,10 +129,10 @@ def _axes_of(
 ) -> list[str]:
     """Return the settings that tell runs of the same seed apart.
 
-    These are first the swept keys that vary among the runs or the planned cells. But a run may
-    store a swept setting under another key: the file may give it in ``own-settings``, or as a
-    setting of an entry point. Therefore any other setting is added that differs among runs with
-    the same seed and the same values so far.
+    First come the swept keys that vary among the runs or the planned cells. But a run may store a
+    swept setting under another key: the file may give it in ``own-settings``, or as a setting of
+    an entry point. Therefore other settings follow that still differ among runs with the same seed
+    and the same values of the settings before.
     """
     differing = varying(measurements, swept)
     varied = {*differing, *varying_in(planned, swept)}.intersection(swept)

@@ -61,9 +61,9 @@ _STYLES = (
 
 
 class Case(NamedTuple):
-    """A panel of the picture: its title, what the clients do, and who reads its accuracies.
+    """A panel of the picture: its title, what the clients do, and a function that yields points.
 
-    ``points`` takes the folder with the rows and yields the case's points.
+    ``points`` takes the folder with the rows.
     """
 
     title: str

@@ -85,7 +85,7 @@ def merge_rows(
     Returns
     -------
     cells, earlier : list of TableCell
-        The cells as the protocol scales pixels, and as it scaled them before.
+        The cells with pixels scaled as the protocol has it now, and as it had it before.
     """
     path = docs / "results" / _file_of(table)
     # Later ones win, so that a new result replaces an old one.
@@ -145,7 +145,7 @@ def put_glance(docs: Path, page: Path) -> None:
 def _filled(
     table: PaperTable, measurements: Sequence[Measurement], defaults: Settings
 ) -> tuple[list[TableCell], list[TableCell]]:
-    """Return a table's cells as the protocol scales pixels, and as it scaled them before."""
+    """Return a table's cells with pixels scaled as in the protocol now, and as in it before."""
     cells = fill_table(table, measurements, defaults)
     if table.is_timed:
         return cells, []

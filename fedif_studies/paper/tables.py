@@ -1,8 +1,8 @@
 """The paper's eight tables as data: rows, columns, and the settings that each stands for.
 
-The figures that it prints are those of arXiv:2509.25560, by table, row and column: ``figures.csv``.
-Accuracies are test accuracies in percent with their standard deviations over five seeds; those of
-the gamma tables are validation accuracies; the times are seconds.
+``figures.csv`` has the figures that the paper (arXiv:2509.25560) prints, by table, row and column.
+Accuracies are in percent, with standard deviations over five seeds. They are test accuracies, but
+validation accuracies in the tables of gamma. Times are in seconds.
 """
 
 from __future__ import annotations
