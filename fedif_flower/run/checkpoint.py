@@ -34,7 +34,7 @@ from fedif_flower.storage import remove_leftovers, write_atomically, writing
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-KEPT = 2  # Where the last checkpoint is damaged, the run goes on from the one before.
+KEPT = 2  # If the last checkpoint is damaged, the run can be resumed from the one before.
 JOURNAL = "records.jsonl"
 _MAGIC = b"fedif-flower checkpoint 4 sha256 "  # 4 is the version of the format.
 
@@ -75,7 +75,7 @@ class Checkpoint:
     server_round : int
         The last round that is part of the checkpoint, >= 0.
     settings : dict
-        Everything that can change a result; a run with other settings cannot go on from here.
+        Everything that can change a result. A run with other settings cannot be resumed from here.
     arrays : dict of str to Tensor
         The global model.
     way_back : dict of str to Tensor, optional

@@ -75,8 +75,8 @@ def run_federation(
     parts : sequence of RunPart, optional
         What the run can have beside its records; ``None``: the library's own parts.
     run_config : mapping of str to bool, int, float or str, optional
-        The run config as Flower gives it to both sides of an app, by which members know the run;
-        ``None``: the values of ``config``.
+        The run config as Flower gives it to both sides of an app, so that members can recognise
+        the run by it. ``None``: the values of ``config``.
 
     Raises
     ------
@@ -150,7 +150,7 @@ def why_nobody_attacks(config: RunConfig) -> str:
 def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scalar]:
     """Return all that can change a result: settings, data, and code from outside this package.
 
-    A checkpoint belongs to one identity: a run with another one cannot go on from it.
+    A run can be resumed only from a checkpoint with the same identity.
     """
     identity = {**loaded.config.identity(), "data": loaded.fingerprint}
     for name, digest in modules_of(loaded.config, task).items():

@@ -426,7 +426,7 @@ def hold_directory(
     run_dir : Path
         The directory; it is made if it is not there.
     setting : str
-        The setting by which the user chose the directory, with its value, for errors; empty:
+        The setting with which the user chose the directory, and its value; errors name it. Empty:
         ``output-dir``.
     remedy : str
         What the user can do, beside waiting, where another run holds the directory.

@@ -231,8 +231,8 @@ class RunContext:
         Raises
         ------
         ConfigError
-            If a name in ``kept``, ``setup`` or ``columns`` is that of an earlier part or of the
-            run's own records: one of the two would be lost.
+            If an earlier part or the run itself uses a name in ``kept``, ``setup`` or ``columns``
+            already: one of the two would be lost.
         """
         columns = list(self.folder.rounds.columns)
         for earlier in self.built:

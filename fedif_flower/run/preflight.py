@@ -297,7 +297,7 @@ def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
         return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
     findings, clock = read_findings(reply.content)
     if clock is not None and math.isfinite(clock):
-        # The member read its clock at some time between question and answer, nobody knows when.
+        # The member read its clock at an unknown time between question and answer.
         ahead = seconds_ahead((clock, clock), (answer.asked_at, answer.came_at))
         findings.append(clock_finding(ahead))
     return findings

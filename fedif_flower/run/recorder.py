@@ -1,4 +1,4 @@
-"""The records of a run with a run config, and the checkpoints from which it goes on.
+"""The records of a run with a run config, and the checkpoints from which it can be resumed.
 
 ``config.json`` comes first, ``rounds.csv`` and ``clients.csv`` grow by whole lines, and
 ``summary.json`` comes last: its presence means that the run completed.
