@@ -75,7 +75,7 @@ def require_plain_archive(path: Path) -> None:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return the value of a JSON text.
+    """Return the value of a JSON text, whose numbers may be NaN or infinite.
 
     Raises
     ------
