@@ -10,6 +10,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Scalar
 
+# The sections of a run config that belong to the parts that are left out.
 SECTIONS = ("metrics", "masking", "evidence", "gradients", "statement")
 logger = logging.getLogger(__name__)
 
