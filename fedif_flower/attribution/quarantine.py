@@ -119,7 +119,7 @@ class Quarantine(Callback):
     alone, so that everybody can come back.
 
     Nobody is judged while fewer than :data:`LEAST_MEMBERS` members have had :data:`LEAST_LOOKS`
-    rounds. A round with fewer than :data:`LEAST_MEMBERS` such clients is bad for nobody.
+    rounds. A round with fewer than :data:`LEAST_MEMBERS` clients that count is bad for nobody.
 
     Parameters
     ----------
