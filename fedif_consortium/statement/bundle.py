@@ -1,4 +1,4 @@
-"""Making a statement: its files follow from a run's records, are hashed, signed and written."""
+"""Making a statement: its files are computed from a run's records, hashed, signed and written."""
 
 from __future__ import annotations
 

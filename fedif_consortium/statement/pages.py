@@ -59,7 +59,7 @@ class Scale:
         return round(self._start + share * (self._end - self._start), 2)
 
     def with_room_for_labels(self, values: Sequence[float], gap: float) -> list[float]:
-        """Return the values to label: places of labels are at least ``gap`` apart, first come."""
+        """Return the values that get a label: each lies at least ``gap`` from those before it."""
         labelled: list[float] = []
         for value in values:
             gaps = [abs(self(value) - self(other)) for other in labelled]
@@ -119,7 +119,7 @@ def _render_consortium(account: Account, records: RunRecords, shared: Mapping[st
 
 
 def _points_of(records: RunRecords) -> list[tuple[int, float]]:
-    """Return the finite losses, each behind its place: 0 before the first round, 1 after it ..."""
+    """Return the finite losses with their places: 0 before the first round, 1 after it, ..."""
     points = []
     for place, loss in enumerate(losses_of(records.rounds)):
         if math.isfinite(loss):

@@ -43,7 +43,21 @@ _Line = TypeVar("_Line", "Part", "Reply")
 
 @dataclass(frozen=True)
 class RoundLoss:
-    """A line of ``attribution_rounds.csv``, in nats; the loss of a diverged model is not finite."""
+    """A line of ``attribution_rounds.csv``, in nats.
+
+    Attributes
+    ----------
+    round : int
+        The round.
+    loss_before, loss_after : float
+        The validation loss before and after the round; not finite if the model has diverged.
+    decrease : float
+        How much the loss fell; 0 if one of the two losses is not finite.
+    attributed : float
+        The sum of the members' contributions.
+    remainder : float
+        ``decrease`` less ``attributed``: the part that belongs to nobody.
+    """
 
     round: int
     loss_before: float
@@ -155,7 +169,7 @@ class RunRecords:
     names : mapping of int to str
         What members are called, by client id.
     lines : list of mapping
-        The lines of ``rounds.csv``, which begin with round 0.
+        The lines of ``rounds.csv``; those of a whole run begin with round 0.
     """
 
     folder: RunFolder

@@ -335,7 +335,7 @@ def _require_shortened(records: RunRecords, step: Step) -> None:
     compared the weights with clients.csv, and the coefficients with the models before and after.
     """
     aggregation = step.aggregation
-    assert aggregation.applied is not None  # KeptUpdates
+    assert aggregation.applied is not None  # KeptUpdates keeps no step without coefficients.
     applied = aggregation.applied.double()
     shortening = torch.ones_like(applied)
     if aggregation.shortening is not None:
@@ -353,7 +353,7 @@ def _require_shortened(records: RunRecords, step: Step) -> None:
 def _by_itself(step: Step) -> Tensor:
     """Return the step ``[d]`` of a round by its coefficients, without server momentum."""
     applied = step.aggregation.applied
-    assert applied is not None  # KeptUpdates
+    assert applied is not None  # KeptUpdates keeps no step without coefficients.
     start = torch.zeros_like(step.before.params)
     if step.aggregation.noise is not None:
         start = step.aggregation.noise.to(start)

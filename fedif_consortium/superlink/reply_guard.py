@@ -44,7 +44,7 @@ Handler = Callable[..., Any]
 # A reply may have this much more than the message: it has metrics that the message has not.
 SPARE_OBJECTS = 16
 SPARE_BYTES = 256 * 1024
-MAX_RUNS = 64  # The runs that sent last, of which the heaviest message is remembered.
+MAX_RUNS = 64  # The guard knows the heaviest messages of so many runs: those that sent last.
 TOO_HEAVY = (
     "the reply weighs more than the message that it answers; a model must come back in the types "
     "it was sent in; masked replies, and those in float64 to a model in float32, need "

@@ -27,7 +27,7 @@ MOST_NAMED = 1000  # With more members, metrics.members is refused: each has ser
 
 
 class MetricsSettings(Settings, alias_generator=in_section("metrics")):
-    """The port at which a run's figures can be read while the run goes on."""
+    """Settings of the port at which a run's figures can be read while the run goes on."""
 
     port: int = quiet_setting(
         0,

@@ -132,9 +132,9 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
 def _about_standing(
     run: Watched, rounds: Sequence[Line], what: str, advice: str
 ) -> Iterator[Remark]:
-    """Yield one remark on ``rounds`` that left the model as it was; none if there are none.
+    """Yield a remark if there are ``rounds`` that left the model as it was, for one reason.
 
-    Something is wrong only if the run's last round is one of them.
+    It is wrong if the run's last round is one of them, else just odd.
     """
     if not rounds:
         return
