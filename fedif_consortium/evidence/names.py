@@ -35,7 +35,7 @@ _BLANK = "\u2800"  # The Braille pattern without dots looks like a space.
 _MINUS = "\u2212"
 # Letters and digits that many typefaces draw alike: capital i, l, 1 and the bar; o and 0.
 _DRAWN_ALIKE = str.maketrans({"I": "l", "1": "l", "|": "l", "0": "o"})
-# The value's characters look like the key: Latin letters like one of a to z, apostrophes, dashes.
+# Each value has the characters that look like its key: Latin letters, apostrophes and dashes.
 # They are from Unicode's list, with three exceptions. Small capitals, kra (U+0138) and the dotless
 # j were added here. Of the tone letter six (U+0185), Unicode lists only the capital.
 _LOOKS_LIKE = {
