@@ -231,10 +231,10 @@ def agreed_config(run: RunFolder) -> dict[str, Any] | None:
 
 
 def agreed_settings(run: RunFolder) -> dict[str, Any]:
-    """Return a run's settings; those in the run config have the values that members agreed to.
+    """Return a run's settings, with the values that members agreed to where they did.
 
-    Members agreed to the default of a key that the run config leaves out. But where ``config.json``
-    has that key, its value stands.
+    Keys of the run config have the values that it has there. Other keys have their values in
+    ``config.json``, or else their defaults.
     """
     agreed = agreed_config(run)
     if agreed is None:

@@ -223,7 +223,7 @@ def _check_signed_heads(chain: RoundChain, signed: Signatures) -> None:
 def _check_signed_attempts(chain: RoundChain, signed: Signatures, names: Names) -> None:
     """Raise StatementError if an update was signed in another attempt than its round's.
 
-    Likewise if a round is of an earlier attempt than a round before it.
+    Also raise it if a round is of an earlier attempt than a round before it.
     """
     attempts = {number: told_round.attempt for number, told_round in counted_rounds(chain).items()}
     last = 0

@@ -1,8 +1,9 @@
 """A member checks the receipts that the server sends, and keeps them.
 
-The node remembers the last head, and what it sent in which round. This memory is part of the node's
-state, and of a file in the node's ``receipts-dir``, since Flower forgets the state when a SuperNode
-restarts. The same folder keeps all receipts, and the digests of all that was sent, for good.
+The node remembers the last head, and what it sent in which round. This memory is stored in the
+node's state, and in a file of the node's ``receipts-dir``, since Flower forgets the state when a
+SuperNode restarts. The same folder keeps all receipts, and the digests of all updates that were
+sent, for good.
 
 Receipts that do not hold lead to a warning in the member's log, and never stop its work.
 """

@@ -147,8 +147,8 @@ def read_receipts(content: RecordDict) -> list[ToldRound]:
     Raises
     ------
     EvidenceError
-        If the receipts are malformed, longer than :data:`_MOST_TEXT`, or of no round or of more
-        than 1,000.
+        If the receipts are malformed, longer than 2**24 characters, or of no round or of more than
+        1,000 rounds.
     """
     record = content.get(RECEIPTS_RECORD)
     if not isinstance(record, ConfigRecord):

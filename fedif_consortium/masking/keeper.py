@@ -202,7 +202,7 @@ class Keeper:
             request = f"round {server_round} of run {run} after round {last}"
             allow(server_round > last, "a round is opened once", request)
             opened, refused = self._open_boxes(run, server_round, length, boxes)
-            # Leave out these members before the count, so that they hide nobody in the sum.
+            # Leave these members out before the rest is counted for least-members.
             for name in _told_unlike_most(opened):
                 node = opened.pop(name).node
                 refused[node] = "the member got another model or other settings than most"

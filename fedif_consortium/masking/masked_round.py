@@ -3,9 +3,9 @@ r"""The server's side of masked rounds: it scores and sums updates that it does 
 The server computes sketches, products and the sum on the masked updates. The keeper computes the
 same on the masks, and the server subtracts the keeper's answers. It checks both members and keeper.
 
-**The keeper.** Sketches (Sk), products with a vector :math:`\hat g`, and the sum
-:math:`M = \sum_i W_i \mathrm{mask}_i` with weights :math:`W_i` are linear in the masks. So the
-keeper's answers have to agree, up to its rounding:
+**The keeper.** Its answers about the masks :math:`\mathrm{mask}_i` are linear in them: sketches
+(Sk), products with a vector :math:`\hat g`, and the sum :math:`M = \sum_i W_i \mathrm{mask}_i` with
+weights :math:`W_i`. So the answers have to agree, up to the keeper's rounding:
 :math:`\operatorname{Sk}(M) = \sum_i W_i \operatorname{Sk}(\mathrm{mask}_i)` and
 :math:`\langle M, \hat g \rangle = \sum_i W_i \langle \mathrm{mask}_i, \hat g \rangle`. False
 answers that agree look as if a member had sent another update of the stated length. The server

@@ -1,7 +1,8 @@
 """The guard between a SuperNode and its SuperLink: it enforces the member's policy on messages.
 
-A SuperNode of Flower 1.41 talks to its SuperLink through eight functions, which the guard wraps. If
-the policy forbids a message, the guard answers it with an error, and no app is started for it.
+A SuperNode of Flower 1.41 talks to its SuperLink through seven functions, and the guard stands in
+front of them. If the policy forbids a message, the guard answers it with an error, and no app is
+started for it.
 Otherwise the app's reply leaves as the policy allows. The guard makes it anew from the reply's
 records, so that nothing else that the app wrote, such as metadata, leaves. Any Flower app can run
 behind it.
@@ -133,7 +134,7 @@ class MessageGuard:
             send=self.send,
             get_run=lambda run_id: self._runs[run_id],
             get_fab=lambda _, run_id: self._fabs[self._runs[run_id].fab_hash],
-            # Objects stay after a pull: Flower pulls one twice that is in two records of a message.
+            # Objects stay after a pull: Flower pulls an object twice if two records hold it.
             pull_object=lambda _, object_id: self._pulled[object_id],
             confirm_message_received=self.confirm,
         )
@@ -231,7 +232,8 @@ class MessageGuard:
         run = self._runs.get(run_id)
         if run is None:
             # Flower keeps run configs and apps' states by series. So each run becomes a series of
-            # its own: it could get the config of another run, which this policy has not checked.
+            # its own. Otherwise it could get the run config of another run of its series, which
+            # was not checked for this run.
             run = replace(self.connection.get_run(run_id), run_id=run_id, series_id=run_id)
         get_fab = partial(self.connection.get_fab, run.fab_hash, run_id)
         if not apps.approval(run.fab_hash):
