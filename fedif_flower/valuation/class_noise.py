@@ -1,4 +1,4 @@
-"""Estimates with which chance a label of each class became one of each other class."""
+"""Estimate the chances with which labels of one class became labels of another."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedif_flower.valuation.label_noise import transition_matrix
 from fedif_flower.valuation.noise_profile import MOST_OF_RANGE, TEMPERATURES
 
 SUREST = 0.4  # Among the examples predicted as one class, the share that models are surest of.
-PRIOR = 4.0  # alpha: the symmetric chances count as so many more examples of each class.
+PRIOR = 4.0  # alpha: symmetric chances weigh as much as so many further examples of each class.
 LEAST_OF_CLASS = 20  # Fewer labels of a class say nothing about this class alone.
 MOST_CLASSES = 100
 _STEPS = 60  # Of expectation maximisation. The last ones change the chances by less than 0.001.
-_WITHIN = 0.9  # Of the largest weight at which right labels stay likeliest, this share is taken.
+_WITHIN = 0.9  # lambda, in units of the weight at which another label is as likely as the right.
 
 
 def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
@@ -30,7 +30,7 @@ def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
 
 
 def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
-    r"""Return the chances of labels by the labels of the examples that models are surest of.
+    r"""Estimate the chances of labels from the examples that models are surest of.
 
     An example that models surely predict as one class is taken for one of this class (an anchor
     point). Let :math:`A_k` be the surest two fifths of the examples that are predicted as class k:
@@ -71,7 +71,7 @@ def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class ClassNoise(NamedTuple):
-    """The chances with which labels of each class became those of others.
+    """The chances with which labels of one class became labels of another.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class ClassNoise(NamedTuple):
 
 
 def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> ClassNoise:
-    r"""Return the likeliest chances with which labels of each class became those of others.
+    r"""Return the likeliest chances with which labels of one class became labels of another.
 
     First a setting of the models and a temperature are chosen: those whose probabilities p make the
     labels likeliest, given the chances to begin with. Then expectation and maximisation alternate,
@@ -97,8 +97,8 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
     with :math:`p_{ik}` the probability that example i is of class k, :math:`q_{ik}` the same given
     its label :math:`y_i`, :math:`\alpha = 4`, and S the symmetric chances with as large a share of
     wrong labels. If some class then has another label that is at least as likely as the right one,
-    all chances are drawn towards symmetric ones until the right label is likeliest: else no loss
-    could be corrected by them.
+    all chances are drawn towards symmetric ones until the right label is likeliest: a loss cannot
+    be corrected by other chances.
 
     Parameters
     ----------
@@ -122,11 +122,11 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
 
 
 def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
-    r"""Return chances ``[C, C]`` whose largest of each row is on the diagonal.
+    r"""Return chances ``[C, C]`` by which the right label is the likeliest of each class.
 
-    T is returned as it is if that holds for it. Else the result is
+    They are T, the given ``transitions``, if that holds already. Otherwise they are
     :math:`\lambda T + (1 - \lambda) S`, with S the symmetric chances of the same mean diagonal, and
-    :math:`\lambda` nine tenths of the weight at which some other label is just as likely.
+    :math:`\lambda` nine tenths of the weight at which some other label is as likely as the right.
     """
     num_classes = len(transitions)
     right = transitions.diagonal()
@@ -141,7 +141,7 @@ def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
-    """Return the probabilities ``[n, C]`` of the setting and temperature with likeliest labels."""
+    """Return the probabilities [n, C], by the setting and temperature with likeliest labels."""
     best = -torch.inf
     likeliest = torch.empty(0)
     for setting in logits.double():
@@ -156,10 +156,10 @@ def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
 
 
 def _towards_symmetric(counts: Tensor) -> Tensor:
-    """Return the chances by counts ``[C, C]`` of classes and labels, drawn towards symmetric ones.
+    """Return chances from counts ``[C, C]`` of classes and labels, drawn towards symmetric ones.
 
-    The symmetric chances have as large a share of wrong labels as the counts, and count as PRIOR
-    more examples of each class.
+    The symmetric chances have as large a share of wrong labels as the counts, and weigh as much as
+    PRIOR further examples of each class.
     """
     num_classes = len(counts)
     wrong = 1 - float(counts.diagonal().sum() / counts.sum())

@@ -30,7 +30,7 @@ from fedif_flower.valuation.validation import Validation
 
 LEARNING_RATE = 4e-3  # Of Adam. The task's own learning rate is for its clients' optimizer.
 _TRIED_STEPS = 8  # Steps of each fold that are timed before the training.
-_MUCH = 4  # The time that a single step took is wrong by a smaller factor than this.
+_MUCH = 4  # A single step tells how long a training takes within this factor.
 _AT_ONCE = 256  # Examples in one forward pass.
 # Parameters: a model with no more is trained by one thread, since several would spend their time
 # waiting for each other.
@@ -61,14 +61,14 @@ class CrossFit(NamedTuple):
 class Folds(NamedTuple):
     """Which examples the model of each fold is trained on, and which it predicts.
 
-    Both have as many columns for each fold, so that one tensor holds all folds.
+    All folds have the same number of columns, so that one tensor holds them all.
 
     Attributes
     ----------
     training : Tensor
-        ``[k, t]``: rows of the other folds; where there is one more, it is left out.
+        ``[k, t]``: t rows of the other folds; a surplus one is left out.
     tested : Tensor
-        ``[k, a]``: the rows of the fold itself; where there is one fewer, the last stands twice.
+        ``[k, a]``: the rows of the fold itself; a fold with a - 1 rows has its last one twice.
     """
 
     training: Tensor
@@ -207,9 +207,9 @@ def fit_in_time(
 ) -> tuple[CrossFit, Way] | None:
     """Return what models trained in time predict, and how they were trained.
 
-    A model that cannot be trained in time is replaced by a logistic regression on the inputs of its
-    last layer, by the untrained model. The parameters are those of :func:`cross_fit`. With a
-    ``way``, only this one is tried. ``None``: there is not enough time.
+    A model that cannot be trained in time is replaced by a logistic regression on features: what
+    the untrained model gives its last layer. The parameters are those of :func:`cross_fit`; with a
+    ``way``, only this way is tried. ``None``: there is not enough time.
     """
     began = time.perf_counter()
     size = None if way is None else way.size
@@ -339,10 +339,7 @@ def _noise_of(correction: float | Tensor, labels: Tensor) -> Tensor:
 
 
 def _train_fold(model: nn.Module, batch: Any, steps: _Steps, fold: int, noise: Tensor) -> Tensor:
-    """Train one model; return its logits for its fold, after each of the grid's epochs.
-
-    They are ``[epochs, a, C]``.
-    """
+    """Train one model; return its logits for its fold at the grid's epochs, [epochs, a, C]."""
     optimizer = _Adam(trainable_parameters(model))
     answers = []
     for epoch, batches in enumerate(steps.by_epoch, 1):
@@ -388,7 +385,7 @@ class _Adam:
         self.steps = 0
 
     def step(self, slopes: Sequence[Tensor]) -> None:
-        """Take one step along the gradients ``slopes``: the parameters change in place."""
+        """Take one step by the gradients ``slopes``: the parameters change in place."""
         self.steps += 1
         gradients = [
             slope.detach().to(value.dtype) for slope, value in zip(slopes, self.wide, strict=True)

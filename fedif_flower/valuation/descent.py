@@ -22,8 +22,8 @@ from fedif_flower.valuation.validation import Validation
 # Takes params [d] and weights [m]; returns the loss and its gradient [d].
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
 _MOST_GAIN = 2.0  # The 2 in the formula for z_i, in deviations.
-_LONG = 10.0  # An update of more usual lengths is left out unless the loss is higher without it.
-_ABSURD = 100.0  # An update of more usual lengths, and of more model lengths, is left out anyway.
+_LONG = 10.0  # In usual lengths: a longer update is left out unless the loss is higher without it.
+_ABSURD = 100.0  # In usual lengths and in model lengths: a longer update is always left out.
 
 
 class Descent(NamedTuple):
@@ -257,7 +257,7 @@ class _Landscape:
         return _Place(weights, loss, slopes_here)
 
     def _server_directions(self, params: Tensor) -> list[Tensor]:
-        """Return the directions ``[d]`` in which the server could move by itself; see relative."""
+        """Return the directions ``[d]`` that ``relative`` removes from the gradient; else none."""
         if not self.relative:
             return []
         this_step = params - self.global_params

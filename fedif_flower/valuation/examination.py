@@ -262,7 +262,8 @@ def _with_estimate_by_class(
 def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places: Tensor) -> HeldOut:
     """Return the examination with the examples whose labels look wrong.
 
-    There are at most as many as the estimates say, and none if both estimates say none.
+    There are at most as many as the estimated share of wrong labels allows, by class or not. If
+    there is nothing to correct for, there are none.
     """
     share = 0.0
     if held_out.correction:
@@ -283,7 +284,7 @@ def _not_trained(error: Exception) -> str:
 def contradicted_share(
     validation: Validation, params: Tensor, buffers: Mapping[str, Tensor]
 ) -> float | None:
-    r"""Return the share of labels instead of which a model predicts another with probability > 0.9.
+    r"""Return the share of labels that a model contradicts: it predicts another with p > 0.9.
 
     Parameters
     ----------

@@ -93,7 +93,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 def _as_bytes(leaf: Any) -> bytes:
-    """Return the bytes of one example's tensor, or those of its string or number in words."""
+    """Return one example's tensor, string or number as bytes, to be told from others."""
     if isinstance(leaf, Tensor):
         return leaf.cpu().reshape(1, -1).contiguous().view(torch.uint8).numpy().tobytes()
     return repr(leaf).encode()

@@ -44,7 +44,7 @@ class HeldOut:
         empty where ``by_class`` is ``None``.
     missing : tuple of int
         The classes of the model of which no example counts: there is none, or the loss gives the
-        class weight 0. Either way nothing can be valued by this class.
+        class weight 0. Either way, contributions to this class cannot be valued.
     rare : mapping of int to int
         The classes with fewer than 10 examples, and how many these have.
     copies : int
@@ -98,7 +98,7 @@ class HeldOut:
         return confused_share(self.noise, self.by_class)
 
     def words(self, where: str = "") -> str:
-        """Return what was found, in phrases; ``where`` names the file with the suspects."""
+        """Return what was found, as phrases in one line; ``where``: the file with the suspects."""
         phrases = [
             self._words_of_labels(where),
             *self._words_of_haste(),
@@ -183,7 +183,7 @@ class HeldOut:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> HeldOut:
-        """Return the examination of which :meth:`to_record` made the record."""
+        """Return the examination whose :meth:`to_record` is ``record``."""
         values = dict(record)
         values["suspects"] = tuple(Suspect(*suspect) for suspect in record["suspects"])
         values["transitions"] = tuple(map(tuple, record["transitions"]))

@@ -20,7 +20,7 @@ from fedif_flower.valuation.validation import Validation
 
 # 2**16 columns of 10 clients are 2.6 MB: they stay in the cache between two products.
 _COLUMNS_AT_ONCE = 1 << 16
-_SMALLEST_SAFE = 1e-30  # A smaller square may have lost digits in float32.
+_SMALLEST_SAFE = 1e-30  # A smaller squared length may have lost digits in float32.
 
 
 class Projections(NamedTuple):
@@ -164,9 +164,10 @@ def influence_resolution(projections: Projections, *, weight_normalization: bool
     .. math:: r = 2 \left(1 + \tfrac{1}{2}\right) \varepsilon \lVert g \rVert
 
     with g the validation gradient and :math:`\varepsilon` the relative error of an inner product
-    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by that of
-    its product, and by half of it through the update's squared length. The factor 2 stands for two
-    influences. Without weight normalisation, r is multiplied by the longest update's length.
+    (:func:`~fedif_flower.aggregators.linear_algebra.product_error`). An influence errs by
+    :math:`\varepsilon \lVert g \rVert` through its product, and by half as much through its
+    update's squared length. The factor 2 stands for two influences. Without weight normalisation,
+    r is multiplied by the longest update's length.
     """
     norms = projections.squared_norm.sqrt()
     if weight_normalization or not len(norms):

@@ -28,7 +28,7 @@ class Profile(NamedTuple):
     lower_quartile : float
         The share that three quarters of the bootstrap's draws reach.
     probabilities : Tensor
-        ``[n, C]``: those of the right classes, in the likeliest setting and temperature.
+        ``[n, C]``: the models' probabilities, in the likeliest setting and temperature.
     """
 
     noise: float

@@ -76,9 +76,10 @@ class Objective:
         return None
 
     def counted_size(self, batch: Any) -> BatchSize | None:
-        """Return :meth:`known_size`, in which only examples of classes with a weight are counted.
+        """Return the size of a batch, with only those examples that count in the loss; else None.
 
-        An example whose class weighs 0 has a target, but does not count in the loss.
+        Another size than :meth:`known_size` is returned for a loss with class weights: an example
+        whose class weighs 0 has a target, but does not count.
         """
         return self.known_size(batch)
 
