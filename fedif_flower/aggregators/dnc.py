@@ -24,10 +24,10 @@ class DnC(CheckedFields):
 
     with :math:`x_i` the updates in 10,000 random coordinates, :math:`\mu` their mean, and v the
     main direction (top right singular vector) of the centred updates :math:`x_i - \mu`. The f
-    updates of largest :math:`s_i` are left out; f is the assumed number of malicious clients of m,
-    round(malicious_fraction * m), and one update is kept at least. Each iteration draws other
-    coordinates, and the updates that none of them leaves out are averaged. If no update is left,
-    the model stays as it is.
+    updates of largest :math:`s_i` are left out, but at least one of the m updates is kept;
+    f = round(malicious_fraction * m) is the assumed number of malicious clients. Each iteration
+    draws other coordinates. The updates that no iteration leaves out are averaged. If there are
+    none, the model stays as it is.
 
     Parameters
     ----------

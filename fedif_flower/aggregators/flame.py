@@ -25,10 +25,10 @@ class Flame(CheckedFields):
               \text{ for } i \in B, \text{ otherwise } 0; \qquad S = \operatorname{median}_i
               \lVert u_i \rVert
 
-    with :math:`u_i` client i's update. B is the cluster of more than half of the models that
-    HDBSCAN finds by the cosine distances between them; if it finds none, B is all of them. The
-    noise is :math:`N(0, (\lambda S)^2)` for each parameter. Of an even number of lengths, S is the
-    lower one of the middle two. Where stages shorten updates as well, the factor is that of
+    with :math:`u_i` client i's update. B is the cluster that HDBSCAN finds by the cosine distances
+    between the clients' models; it has more than half of them. If there is none, B is all of them.
+    The noise is :math:`N(0, (\lambda S)^2)` for each parameter. Of an even number of lengths, S is
+    the lower one of the middle two. Where stages shorten updates as well, the factor is that of
     :func:`~fedif_flower.aggregators.clipping.length_factors`.
 
     Parameters
@@ -65,7 +65,7 @@ class Flame(CheckedFields):
 
 
 def cosine_distances(points: Tensor) -> Tensor:
-    """Return 1 - cos between the rows of ``[m, d]``, ``[m, m]``, float64, >= 0, on the CPU."""
+    """Return 1 - cos between the rows of ``[m, d]`` as ``[m, m]``: float64, >= 0, on the CPU."""
     distances = 1 - cosines(gram_matrix(points).cpu())
     # HDBSCAN takes its scale from the distances. If all rows have the same direction, these are
     # rounding errors, which would pass for clusters.

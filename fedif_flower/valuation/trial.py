@@ -94,7 +94,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         before = random_state(device)
         sized_batches = _sized(model.module, objective, contents)
         is_random = random_state(device) != before
-        if not is_random:
+        if not is_random:  # With random draws, two passes over the same examples differ anyway.
             try_batch_loss(model, objective, sized_batches)
             try_company(model, objective, sized_batches)
         whole = try_scores(model, objective, sized_batches, is_random=is_random)

@@ -31,7 +31,7 @@ def named(
 
     With a ``model``, the error also says if the batch has another floating-point type than the
     model; with ``is_pair``, for a batch ``(inputs, targets)``, also if several inputs were passed
-    as one tuple. Errors of this package pass through.
+    as one tuple. A ConfigError or ValuationError passes through.
     """
     try:
         yield

@@ -355,7 +355,7 @@ def _sorted_by_label(examples: Any) -> Any:
 def _say_untried(name: str, batches: Sequence[Any], error: Exception) -> None:
     """Warn that a loss could not be tried, which matters only if there are several batches.
 
-    A model that takes one batch size only is a reason.
+    One reason is a model that takes one batch size only.
     """
     if len(batches) > 1:
         logger.warning(
