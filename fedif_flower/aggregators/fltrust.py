@@ -46,7 +46,7 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     Raises
     ------
     ValuationError
-        If ``updates`` has NaN or Inf.
+        If ``updates`` has NaN or Inf, or squares overflow float64.
 
     References
     ----------

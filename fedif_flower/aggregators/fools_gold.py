@@ -53,7 +53,7 @@ class FoolsGold(CheckedFields):
     sums: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)  # [d], CPU
 
     def __call__(self, updates: RoundUpdates) -> Aggregation:
-        """Return weights ``[m]``; all 0 if every client has one that points the same way."""
+        """Return weights ``[m]``; all 0 if each client points the same way as another one."""
         client_updates = updates.shortened().client_updates.cpu()
         for client, update in zip(updates.client_ids, client_updates, strict=True):
             # The sum is a new tensor even the first time: a view would keep all updates in memory.

@@ -130,7 +130,7 @@ def krum_scores(updates: Tensor, num_malicious: int) -> Tensor:
     Raises
     ------
     ValuationError
-        If ``updates`` has NaN or Inf.
+        If ``updates`` has NaN or Inf, or squares overflow float64.
 
     References
     ----------

@@ -41,9 +41,9 @@ def complementary_shapley(
     -------
     Estimate
         Values with their sampling error. A draw's residual is its distance from the mean of its
-        stratum over :math:`m \sqrt{n (n - 1)}`, with n the number of draws in the stratum. If n is
-        1, it is the distance from the mean of all clients' draws of that size, over m. If n is 0,
-        that mean itself over m is the stratum's residual.
+        stratum, divided by :math:`m \sqrt{n (n - 1)}` for n draws in the stratum. If n is 1, it is
+        the distance from the mean of all clients' draws of that size, divided by m. If n is 0, the
+        stratum has a residual: that mean divided by m.
 
     References
     ----------
@@ -95,8 +95,8 @@ def _residuals(samples: Tensor, strata: Tensor, sums: Tensor, counts: Tensor) ->
     expected = torch.where(stratum_counts > 1, means.T.gather(0, strata), size_means[strata])
     divisors = (stratum_counts * (stratum_counts - 1).clamp_min(1.0)).sqrt()
     error_of_draw = (samples - expected) / divisors  # [draws, m]
-    # A stratum without a draw counts as 0. It errs by its true mean, for which that of its size is
-    # taken.
+    # A stratum without a draw counts as 0, so its error is its true mean. The mean of all clients'
+    # draws of that size is taken for it.
     lacking = torch.where(counts == 0, size_means, 0.0).T  # [m + 1, m]
     errors = torch.cat([error_of_draw, lacking[lacking.any(dim=1)]])
     return errors / samples.shape[1]

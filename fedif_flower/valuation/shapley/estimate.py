@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# If all clients of a round are equal, they are to be taken for equal in this share of such rounds.
+# In this share of the rounds whose clients are all equal, they are to be taken for equal.
 CONFIDENCE = 0.95
 
 
@@ -43,9 +43,9 @@ class Estimate(NamedTuple):
 
         Under the root is the variance of the difference between two values, as a mean over all
         pairs of clients, since it is the same for every pair of equal clients. t is Student's
-        quantile with (n - 1)(m - 1) degrees of freedom at :math:`1 - 0.05 / (m (m - 1))`: if all
-        clients of a round are equal, then none of the m (m - 1) / 2 differences is larger with a
-        probability of 95 %.
+        quantile with (n - 1)(m - 1) degrees of freedom at :math:`1 - 0.05 / (m (m - 1))`. So if all
+        clients of a round are equal, the chance is 95 % that none of the m (m - 1) / 2 differences
+        is larger.
 
         The resolution is infinite after one draw, which says nothing about its error, and 0 where
         nothing was drawn or there is one client. It is too small after a few draws, since these may

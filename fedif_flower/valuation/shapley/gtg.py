@@ -28,9 +28,9 @@ def gtg_shapley(
     r"""Estimate the Shapley values by guided truncated gradient Shapley.
 
     If :math:`|u(N) - u(\emptyset)|` is at most ``round_truncation``, every value is 0. Otherwise
-    :math:`\hat\varphi^{(t)}`, the mean of the marginal contributions over the first t orders,
-    is refined in sweeps of m orders, in each of which every client leads once and the others
-    follow at random, until after T > ``min_permutations`` orders
+    :math:`\hat\varphi^{(t)}`, the mean of the marginal contributions over the first t orders, is
+    refined in sweeps of m orders. In a sweep every client leads once, and the others follow at
+    random. No more sweep follows once, after T > ``min_permutations`` orders,
 
     .. math:: \max_{T - w < t \le T} \frac{1}{m} \sum_i
               \frac{|\hat\varphi^{(t)}_i - \hat\varphi^{(T)}_i|}{|\hat\varphi^{(T)}_i|}
