@@ -70,6 +70,8 @@ RULES = ("FedAvg", "FedIF", "influence descent")
 def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: Tensor) -> Tensor:
     """Return the contributions ``[b, m]`` of m members to the loss on each of b blocks.
 
+    Their sums over blocks are the contributions by Simpson's rule, as a run has them.
+
     Parameters
     ----------
     steps : sequence of AuditStep

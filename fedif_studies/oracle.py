@@ -45,4 +45,5 @@ class OracleExclusion(ScreenedStrategy):
         malicious = {node.client_id for node in nodes if self.is_malicious(node)}
         is_honest = torch.tensor([client_id not in malicious for client_id in updates.client_ids])
         examples = torch.where(is_honest, updates.num_examples, 0.0)
+        # Without honest clients all weights are 0, not NaN.
         return Aggregation(weights=examples / examples.sum().clamp_min(1e-300))

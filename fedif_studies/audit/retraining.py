@@ -52,6 +52,7 @@ def train_coalitions(
     trainers = [Trainer(task, member, model, seed) for member in members]
     claimed = torch.tensor([member.claimed for member in members], dtype=torch.float64)
     weights = masks * claimed  # [c, m]
+    # The empty coalition has no weights, and keeps the first model.
     weights = (weights / weights.sum(dim=1, keepdim=True).clamp_min(1.0)).float()
     params = vector_of(model).repeat(len(masks), 1)  # [c, d]
     for server_round in range(1, task.config.num_server_rounds + 1):

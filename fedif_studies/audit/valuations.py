@@ -276,6 +276,7 @@ def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
     penalty = ridge * values.square().sum().sqrt() / mask.sum().sqrt()
     generator = torch.Generator().manual_seed(0)
     right = torch.randn(matrix.shape[1], rank, generator=generator, dtype=torch.float64)
+    # Never 0: without a penalty, a row with few entries would have a singular system.
     eye = penalty.clamp_min(1e-12) * torch.eye(rank, dtype=torch.float64)
 
     def fit(factor: Tensor, values: Tensor, mask: Tensor) -> Tensor:

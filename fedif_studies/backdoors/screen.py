@@ -96,6 +96,7 @@ class TriggerScreen(Stage):
         ids = [updates.client_ids[index] for index in left_out.nonzero().flatten().tolist()]
         logger.debug("round %d: a trigger comes from clients %s", updates.server_round, ids)
         shares_of_others = shares * ~left_out
+        # [m, m]: an update that stays is itself; one that is left out becomes the others' mean.
         mixing = torch.eye(updates.num_clients, dtype=torch.float64)
         mixing[left_out] = shares_of_others / shares_of_others.sum()
         return updates.mixed(mixing)

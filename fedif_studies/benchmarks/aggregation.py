@@ -96,6 +96,7 @@ def measure(judged: JudgedModel, times: int) -> list[Figure]:
     grid = LocalGrid(lambda message, _: message, NUM_CLIENTS)
     ours = FedIF(validation, stages=(), fraction_evaluate=0.0, setup=Setup(device="cpu"))
     messages = list(ours.configure_train(1, arrays, ConfigRecord(), grid))
+    # No grid sends these messages, so they get their ids here: a reply needs one to refer to.
     for index, message in enumerate(messages):
         message.metadata.__dict__["_message_id"] = str(index)
         assert message.metadata.dst_node_id == FIRST_NODE_ID + index

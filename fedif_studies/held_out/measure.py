@@ -157,6 +157,7 @@ def money_of(positive: Sequence[float], is_liar: Sequence[bool]) -> Row:
 def task_of(task: Task, config_seed: int, cell: Row) -> Task:
     """Return the server's task: with a cell's number of held-out examples, and their faults."""
     site = Site(config_seed)
+    # Both splits are joined and drawn anew, since the study varies the held-out set's size.
     splits: Sequence[Any] = (task.validation_data(site), task.test_data(site))
     images, labels = (torch.cat(both) for both in zip(*splits, strict=True))
     seed = int(cell["seed"])

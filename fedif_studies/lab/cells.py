@@ -38,7 +38,7 @@ class Cell:
     group : str
         The table or sweep that it was made for.
     name : str
-        Its name in the group, which no other cell of the group has.
+        Its name in the group. A sweep cuts long names, so that two cells may have the same.
     config : RunConfig
         Every setting; ``config.run_dir`` is where the result goes.
     data : str

@@ -139,6 +139,7 @@ def _call_each(
                     begin(_new_process() if has_failed else process, following)
                 yield cell, outcome
     finally:
+        # If the caller stops early, end the processes that still run a cell.
         for process, _ in running.values():
             process.shutdown(wait=False, cancel_futures=True)
         for child in multiprocessing.active_children():

@@ -201,6 +201,7 @@ def _table(
         columns=tuple(_column(key, data) for key in dict.fromkeys(keys)),
         paper=paper,
         split=split,
+        # Seconds are per round, so ten rounds are enough to measure them.
         rounds=10 if is_timed else 100,
         is_timed=is_timed,
     )
