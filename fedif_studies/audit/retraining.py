@@ -29,8 +29,9 @@ def train_coalitions(
     task : AuditTask
         The model, the rounds and local training.
     members : sequence of AuditMember
-        The m members. Their attacks on labels and examples, which act once, are included; attacks
-        on inputs or updates, which act in every round, are left out.
+        The m members, all of whom take part in every round. Their attacks on labels and examples,
+        which act once, are included; attacks on inputs or updates, which act in every round, are
+        left out.
     masks : Tensor
         ``[c, m]``, bool: whether a member is in a coalition.
     seed : int
