@@ -30,7 +30,10 @@ both took part in at least five rounds.
 **Sketch.** The server keeps only a random sketch of each :math:`o_i`, and the sum of the squares of
 :math:`o_i(t)`. The sketch gives each coordinate a random sign, and adds the coordinates up into 256
 sums (AMS sketch; Charikar et al., 2002). It tells a cosine :math:`\rho` up to about
-:math:`(1 - \rho^2) / 16`.
+:math:`(1 - \rho^2) / 16`. The server draws the signs at random for each run, and tells nobody. A
+member who knew them could put a change into a single sum with the signs of its coordinates: the
+sketch would see the change d / 256 times too large, so that a change too small to cost anything
+would hide whose data these are.
 
 An update of 0 has no direction, and does not count in :math:`m_t`. Masked rounds show no update,
 and add nothing.
@@ -38,6 +41,7 @@ and add nothing.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -60,6 +64,7 @@ SIZE = 256  # The number of sums in a sketch.
 ALIKE = 0.97
 MOST_NOISE = 0.75  # The noise in a sum is taken for no more than this part of it.
 MIN_ROUNDS = 5  # Members who took part in fewer rounds are not compared.
+_KEY_BITS = 128
 _CHUNK = 1024 * SIZE  # The coordinates whose signs are in memory at once.
 
 
@@ -86,12 +91,12 @@ class OwnPart:
 Sums = dict[int, tuple[int, float, Tensor]]
 
 
-def sketch(updates: Tensor, seed: int) -> Tensor:
+def sketch(updates: Tensor, key: int) -> Tensor:
     """Return the random sketches ``[m, 256]`` of updates ``[m, d]``, in float64.
 
-    All updates, and all rounds of a run with the same ``seed``, get the same random signs.
+    The random signs follow from ``key``, >= 0, alone.
     """
-    generator = torch_generator("own-parts", seed)
+    generator = torch_generator("own-parts", key)
     sketches = torch.zeros(len(updates), SIZE, dtype=torch.float64)
     for start in range(0, updates.shape[1], _CHUNK):
         part = updates[:, start : start + _CHUNK].cpu().double()
@@ -132,9 +137,10 @@ def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
 class OwnParts(Callback, Kept):
     """Sums up the own part of each member's updates, and writes the sums at the run's end."""
 
-    def __init__(self, folder: RunFolder, seed: int) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         self.table = folder.own_parts
-        self._seed = seed
+        # The key of the sketch's signs. It does not follow from the run's seed, which members know.
+        self._key = secrets.randbits(_KEY_BITS)
         self.sums: Sums = {}
         self._after: dict[int, Sums] = {}  # The sums after each of the last two rounds, by round.
 
@@ -152,7 +158,7 @@ class OwnParts(Callback, Kept):
         if not bool(has_direction.any()):
             return
         nodes = compress(step.nodes, has_direction.tolist())
-        directions = sketch(updates, self._seed)[has_direction]  # [m', 256]
+        directions = sketch(updates, self._key)[has_direction]  # [m', 256]
         directions /= lengths[has_direction, None]
         # The mean is taken over updates that have a direction. If updates of 0 counted, a part of
         # what all updates have in common would be left in everybody's own part.
@@ -186,8 +192,8 @@ class OwnParts(Callback, Kept):
         return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
-        """Return the sums after round ``last_round``, for a checkpoint."""
-        return {"sums": self._after.get(last_round, self.sums)}
+        """Return the sums after round ``last_round`` and the key of their signs."""
+        return {"sums": self._after.get(last_round, self.sums), "key": self._key}
 
     def restore(
         self,
@@ -199,6 +205,7 @@ class OwnParts(Callback, Kept):
         self.sums = {}
         if memory:
             self.sums = dict(memory["sums"])
+            self._key = memory["key"]
 
 
 class OwnPartsOfRun(RunPart):
@@ -208,5 +215,5 @@ class OwnPartsOfRun(RunPart):
         """Return the callback that sums up own parts, and has checkpoints keep the sums."""
         if run.config.attribution == "off":
             return NOTHING
-        own_parts = OwnParts(run.folder, run.config.seed)
+        own_parts = OwnParts(run.folder)
         return Built(callbacks=[own_parts], kept={"own-parts": own_parts})

@@ -25,6 +25,7 @@ from fedif_consortium.statement.records import read_run
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import torch_generator
 from tests.consortium.statement import signed_runs as of
 from tests.run.resuming import Killed, killed_at
 
@@ -32,7 +33,7 @@ from tests.run.resuming import Killed, killed_at
 def test_a_sketch_keeps_lengths_and_cosines():
     one, other = torch.randn(2, 50_001, generator=torch.Generator().manual_seed(0)).double()
     near = 0.98 * one + 0.2 * other
-    found = sketch(torch.stack([one, other, near, torch.zeros_like(one)]), seed=1)
+    found = sketch(torch.stack([one, other, near, torch.zeros_like(one)]), key=1)
     assert found.shape == (4, SIZE)
     units = torch.nn.functional.normalize(found, dim=1)
     # A cosine is told to about (1 - cosine ** 2) / 16.
@@ -41,7 +42,7 @@ def test_a_sketch_keeps_lengths_and_cosines():
     assert abs(units[0] @ units[1]) < 4 / 16
     assert abs(found[0].norm() / one.norm() - 1) < 0.2
     assert not found[3].any()
-    torch.testing.assert_close(sketch(3 * one[None], seed=1)[0], 3 * found[0])
+    torch.testing.assert_close(sketch(3 * one[None], key=1)[0], 3 * found[0])
 
 
 def of_rounds(rows):
@@ -67,7 +68,7 @@ def sent_in(round_updates: torch.Tensor) -> SimpleNamespace:
 
 def test_updates_of_nothing_make_nobody_alike(tmp_path):
     """All go the same way, each with noise of its own; two members send the model back."""
-    parts = OwnParts(RunFolder(tmp_path), seed=1)
+    parts = OwnParts(RunFolder(tmp_path))
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         updates = torch.randn(10, 2000, generator=generator) + 3.0
@@ -141,10 +142,34 @@ def test_two_nodes_with_the_same_data_are_to_be_looked_at(tmp_path, hidden):
     assert {m.client_id for m in found if "same own part" in m.verdict.reason} == {1001, 1003}
 
 
-def test_a_run_that_goes_on_has_the_same_sums(tmp_path):
+def test_who_knows_the_runs_seed_cannot_hide_the_same_data(tmp_path):
+    """With the signs of one sum known, a change of 5 % of the update's length would hide it."""
+    size, members, seed = 50_000, 8, 0
+    generator = torch.Generator().manual_seed(1)
+    own = torch.randn(members, size, generator=generator)
+    own[1] = own[0]
+    guessed = 2.0 * torch.randint(0, 2, (size,), generator=torch_generator("own-parts", seed)) - 1.0
+    parts = OwnParts(RunFolder(tmp_path))
+    for _ in range(8):
+        updates = own + 0.5 * torch.randn(members, size, generator=generator)
+        for member, bucket in ((0, 3), (1, 7)):
+            change = torch.zeros(size)
+            change[bucket::SIZE] = guessed[bucket::SIZE]
+            updates[member] += 0.05 * updates[member].norm() * change / change.norm()
+        parts.on_step(sent_in(updates))
+    own_parts = {
+        client_id: OwnPart(rounds, squares, sums.tolist())
+        for client_id, (rounds, squares, sums) in parts.sums.items()
+    }
+    assert alike(own_parts) == {0, 1}
+
+
+def test_a_run_that_goes_on_has_the_same_sums(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.randbits", lambda bits: bits)  # For runs that are to be equal.
     whole = same_data(tmp_path / "whole")() / "own_parts.csv"
     run = same_data(tmp_path / "cut", checkpoint_every=2)
     with pytest.raises(Killed):
         run(on_row=killed_at(5))
+    monkeypatch.setattr("secrets.randbits", lambda bits: bits + 1)  # The checkpoint has the key.
     again = run(resume="auto") / "own_parts.csv"
     assert again.read_text() == whole.read_text()
