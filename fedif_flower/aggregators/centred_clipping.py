@@ -79,7 +79,7 @@ class CentredClipping(CheckedFields):
         return torch.as_tensor(self.radius)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return everything that a resumed run needs to go on."""
         return {"last_step": self.last_step, "step_before": self._step_before}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

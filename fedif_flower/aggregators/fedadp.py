@@ -73,7 +73,7 @@ class FedAdp(CheckedFields):
         return Aggregation(weights=shares(examples.cpu() * factors), weight_scores=-smoothed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return everything that a resumed run needs to go on."""
         return {"clients": self._clients.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

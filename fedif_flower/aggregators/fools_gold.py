@@ -72,7 +72,7 @@ class FoolsGold(CheckedFields):
         return Aggregation(weights=alpha / alpha.sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return everything that a resumed run needs to go on."""
         return {"sums": dict(self.sums)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ def input_digests(validation: Validation) -> list[bytes]:
 
 
 def _row_digests(inputs: list[Any], count: int, rows: Tensor) -> list[bytes]:
-    """Return a digest of each of these rows of the inputs of ``count`` examples."""
+    """Return a digest of the inputs of each example at ``rows``, out of ``count`` examples."""
     leaves = leaves_of(inputs)
     if all(isinstance(leaf, Tensor) for leaf in leaves):
         return _row_digests_of_tensors(leaves, count, rows)

@@ -77,7 +77,7 @@ class FlatModel:
 
     @torch.no_grad()
     def load(self, params: Tensor, others: Mapping[str, Tensor]) -> None:
-        """Take over parameters ``[d]``, and buffers and frozen parameters by name."""
+        """Overwrite the parameters by ``params`` [d], and buffers and frozen parameters by name."""
         self.params.copy_(params)
         for name, value in others.items():
             self.state[name].copy_(value)
@@ -108,7 +108,7 @@ def _copy(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _require_module(model: object) -> None:
-    """Raise ValuationError for a model of another library, or a class of models."""
+    """Raise ValuationError unless ``model`` is a torch module, and no class of modules."""
     if isinstance(model, nn.Module):
         return
     if isinstance(model, type):

@@ -1,4 +1,4 @@
-"""Outputs and targets of many batches, one after the other on the CPU, for functions of them all.
+"""Outputs and targets of all batches joined on the CPU, for functions of all examples at once.
 
 An AUC, an F1 score or an R² of all examples is no mean of the batches' scores.
 """
@@ -24,7 +24,7 @@ MOST_BYTES = 256 * 2**20
 
 
 class NotGatheredError(ValuationError):
-    """Outputs or targets of several batches cannot be put one after the other."""
+    """Raised if outputs or targets of several batches cannot be joined."""
 
 
 def on_cpu(pair: OutputsAndTargets, mean: ClassMean | None) -> OutputsAndTargets:

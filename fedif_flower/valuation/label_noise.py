@@ -1,4 +1,4 @@
-"""Cross-entropy that allows for wrong labels among the held-out examples."""
+"""Cross-entropy that is corrected for wrong labels among the held-out examples."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ class ScoreLedger(CheckedFields):
 
         .. math:: p_i = \max(\Omega_i, 0) / \sum_{j \in S_t} \max(\Omega_j, 0)
 
-        Uniform, with a warning, if every participant's weight score is 0.
+        If no participant has a positive weight score, the weights are uniform, and the log warns.
 
         Returns
         -------
@@ -283,7 +283,7 @@ class ScoreLedger(CheckedFields):
         return participants / total / chance
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to go on."""
+        """Return everything that a resumed run needs to go on."""
         return {"initial": self.initial, "clients": self._clients.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

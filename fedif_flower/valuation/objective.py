@@ -76,10 +76,10 @@ class Objective:
         return None
 
     def counted_size(self, batch: Any) -> BatchSize | None:
-        """Return the size of a batch, with only those examples that count in the loss; else None.
+        """Return the size of a batch with only those examples that count in the loss, if known.
 
-        Another size than :meth:`known_size` is returned for a loss with class weights: an example
-        whose class weighs 0 has a target, but does not count.
+        It differs from :meth:`known_size` for a loss with class weights: an example whose class
+        weighs 0 has a target, but does not count.
         """
         return self.known_size(batch)
 
@@ -312,7 +312,7 @@ def corrected_objective(objective: Objective, noise: float | Tensor) -> Objectiv
 
 
 def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:
-    """Return how many outputs ``[n, classes]`` are right about the integer targets ``[n]``.
+    """Return how many outputs ``[n, classes]`` predict their integer target, of ``[n]``.
 
     It is NaN for outputs and targets of any other form. An output for the target ``ignored`` is not
     right, nor is one that predicts no class (:func:`are_right`).
@@ -323,7 +323,7 @@ def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tenso
     if outputs.shape[1] < 2:  # One number for each example chooses no class.
         return torch.tensor(torch.nan)
     right = are_right(outputs, labels)
-    if ignored is not None and ignored >= 0:  # No class is negative: nothing to leave out then.
+    if ignored is not None and ignored >= 0:  # No output predicts a negative class anyway.
         right &= labels != ignored
     return right.sum().float()
 

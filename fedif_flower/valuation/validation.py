@@ -377,7 +377,7 @@ class Validation(Passes):
     ) -> Tensor:
         """Return one of the :meth:`means`, ``[1]``, by a judge that the caller has for itself.
 
-        The judge is of :meth:`side_by_side` or :meth:`alone`.
+        The judge comes from :meth:`side_by_side` or :meth:`alone`.
         """
         judge.model.load(params, buffers)
         return self._means_of(judge.sum(self.batches, [metric]), [metric])

@@ -1,4 +1,4 @@
-"""Shapley values by enumeration."""
+"""Exact Shapley values, by enumeration of all coalitions."""
 
 from __future__ import annotations
 
