@@ -262,8 +262,9 @@ def _with_estimate_by_class(
 def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places: Tensor) -> HeldOut:
     """Return the examination with the examples whose labels look wrong.
 
-    There are at most as many as the estimated share of wrong labels allows, by class or not. If
-    there is nothing to correct for, there are none.
+    There are at most as many as the upper end of the estimate allows, or as many as may be confused
+    by class, if that is more. There are none if neither the loss is corrected nor labels may be
+    confused.
     """
     share = 0.0
     if held_out.correction:
