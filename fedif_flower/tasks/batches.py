@@ -195,10 +195,16 @@ def _shuffles_all(data: Any) -> bool:
 
 def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader like this one, but without shuffling."""
+    # The batch sampler knows the batch size: a loader made with a batch sampler has none itself.
+    batch_size: int | None = None
+    drop_last = False
+    if isinstance(loader.batch_sampler, BatchSampler):
+        batch_size = loader.batch_sampler.batch_size
+        drop_last = loader.batch_sampler.drop_last
     return DataLoader(
         loader.dataset,
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
+        batch_size=batch_size,
+        drop_last=drop_last,
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
