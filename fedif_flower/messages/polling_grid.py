@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from itertools import chain
@@ -268,10 +268,27 @@ class PollingGrid(ForwardingGrid):
             return set()
         # The messages expire after a second. Nobody has to answer: Flower's taking them is enough.
         questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=1.0) for node in nodes]
-        message_ids = self.push_messages(questions)
+        message_ids = self._send(questions)
         # A message gets no id if Flower knows no such node.
-        pairs = zip(nodes, message_ids, strict=False)
+        pairs = zip(nodes, message_ids, strict=True)
         return {node for node, message_id in pairs if not message_id}
+
+    def _send(self, messages: Sequence[Message]) -> list[str]:
+        """Send messages and return the id of each; empty: Flower no longer knows the node.
+
+        Raises
+        ------
+        RuntimeError
+            If the messages got no ids: a request that is too large for the SuperLink is answered
+            with an empty list.
+        """
+        message_ids = list(self.push_messages(messages))
+        if len(message_ids) != len(messages):
+            raise RuntimeError(
+                f"{len(messages)} messages were sent and {len(message_ids)} taken: the request may "
+                "be too large for the SuperLink or for a proxy before it; see Flower's log"
+            )
+        return message_ids
 
     def arrivals(
         self, messages: Iterable[Message], timeout: float | None, closing: Closing
@@ -293,7 +310,7 @@ class PollingGrid(ForwardingGrid):
         sent = list(messages)
         ended = []
         waiting = {}
-        for message_id, message in zip(self.push_messages(sent), sent, strict=False):
+        for message_id, message in zip(self._send(sent), sent, strict=True):
             if message_id:
                 waiting[message_id] = _Waiting(message_id, message)
             else:  # Flower no longer knows the node.
@@ -346,8 +363,9 @@ class PollingGrid(ForwardingGrid):
                 waiting[message_id] = unanswered
                 time.sleep(self.poll_seconds)
         late: list[Message] = []
-        # Without a quorum, replies that have come since the last look for them still count.
-        if not closing.has_quorum:
+        # Replies that have come since the last look for them still count, unless the quorum closed
+        # the round at once.
+        if not closing.has_quorum or closing.grace > 0:
             late = self._look_once_more(waiting)
         if closing.keeps:
             self._late = waiting
@@ -380,8 +398,8 @@ class PollingGrid(ForwardingGrid):
     ) -> Iterator[Message]:
         """Remove the messages whose nodes were started again; yield a reply to each.
 
-        The reply is the node's own if it had arrived and can be fetched within ``poll_seconds``,
-        and an error otherwise.
+        The reply is the node's own if it had arrived, and an error otherwise. A message whose reply
+        takes longer than ``poll_seconds`` to fetch stays: a later call finds out what came of it.
 
         Parameters
         ----------
@@ -394,9 +412,12 @@ class PollingGrid(ForwardingGrid):
             since = unanswered.since
             if not since or now.get(unanswered.node_id, since) == since:
                 continue
+            reply = self._fetch_reply(unanswered, self.poll_seconds)
+            is_being_fetched = unanswered.pull is not None
+            if is_being_fetched:
+                continue
             del waiting[message_id]
             reason = "the node was started again before it answered"
-            reply = self._fetch_reply(unanswered, self.poll_seconds)
             yield reply or _refusal(unanswered.message, reason, NODE_UNAVAILABLE)
 
     def _look_once_more(self, waiting: dict[str, _Waiting]) -> list[Message]:

@@ -151,6 +151,27 @@ def test_a_node_that_was_started_again_is_not_waited_for():
     assert (error.code, error.reason) == (ErrorCode.NODE_UNAVAILABLE, RESTARTED)
 
 
+def test_a_reply_that_takes_long_to_fetch_counts_though_its_node_was_started_again():
+    def once_checked(answer) -> Replies:
+        while len(grid.activations) > 1:  # The restart was seen, and another check is due.
+            time.sleep(0.01)
+        return answer()
+
+    grid = Nodes(2, {1001: once_checked}, (EARLY, LATE, LATE, LATE))
+    assert ask(grid, timeout=60, restart_seconds=0.02)[1001].has_content()
+
+
+def test_messages_that_the_superlink_does_not_take_end_the_run():
+    """Flower's grid returns no ids where the request was too large (HTTP 413)."""
+
+    class TooLarge(Nodes):
+        def push_messages(self, messages):
+            return []
+
+    with pytest.raises(RuntimeError, match="2 messages were sent and 0 taken: the request may be"):
+        ask(TooLarge(2))
+
+
 @pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, REGISTRATION_ENDED])
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registered):
@@ -186,6 +207,13 @@ def senders(grid: PollingGrid, nodes, closing: Closing) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize(("grace", "expected"), [(0.0, [1000]), (0.05, [1000, 1002])])
+def test_a_grace_ends_with_a_look_for_all(grace, expected):
+    # The pause after the look for 1001 outlasts the grace: 1002 is not looked for within it.
+    grid = quick(Nodes(3, {1001: never}), poll_seconds=0.2)
+    assert senders(grid, (1000, 1001, 1002), Closing(quorum=1, grace=grace)) == expected
+
+
 def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
     closed = threading.Event()
 
@@ -216,7 +244,7 @@ def test_a_reply_that_misses_its_round_is_found_in_a_later_one():
 )
 def test_a_late_reply_is_waited_for_while_it_can_come(first, second, is_lost):
     online = [{1000: "09:00"} | ({1001: at} if at else {}) for at in (first, second)]
-    grid = quick(Nodes(2, {1001: never}, online), restart_seconds=60.0)
+    grid = quick(Nodes(2, {1001: never}, online), restart_seconds=60.0, poll_seconds=5.0)
     for nodes in ((1000, 1001), (1000,)):
         assert senders(grid, nodes, Closing(quorum=1, keeps=True)) == [1000]
     assert len(grid.outstanding({1001})) == (0 if is_lost else 1)
