@@ -31,7 +31,8 @@ class FlowerSimulation(ForwardingGrid):
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._missing: set[str] = set()  # Ids of messages without a reply when their round closed.
+        # Ids of messages that had no reply when their round closed, and have had none since.
+        self._missing: set[str] = set()
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -55,8 +56,8 @@ class FlowerSimulation(ForwardingGrid):
         """
         if self._missing:
             # Replies that came too late would stay in Flower's memory: fetching them frees it.
-            self.pull_messages(self._missing)
-            self._missing = set()
+            pulled = self.pull_messages(self._missing)
+            self._missing -= {reply.metadata.reply_to_message_id for reply in pulled}
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         return self._replies(set(self.push_messages(messages)), deadline)
 

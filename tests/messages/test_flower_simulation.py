@@ -63,7 +63,7 @@ def test_replies_are_handed_over_while_others_are_awaited():
 def test_what_comes_after_a_round_has_closed_is_not_kept():
     simulation = Simulation()
     grid = ScreenedGrid(simulation.grid)
-    first, second, _ = simulation.nodes
+    first, second, third = simulation.nodes
     closing = Closing(quorum=1)
     grid.close_by(closing)
     replies = grid.send_and_receive(simulation.questions(), timeout=20.0)
@@ -71,11 +71,13 @@ def test_what_comes_after_a_round_has_closed_is_not_kept():
     assert next(replies).metadata.src_node_id == first
     closing.count()
     assert list(replies) == []
-    simulation.answer(second)
-    replies = grid.send_and_receive(simulation.questions()[:1], timeout=20.0)
-    simulation.answer(first)
-    assert [reply.metadata.src_node_id for reply in replies] == [first]
-    assert not simulation.state.message_res_store
+    # The second answers before the next round begins, the third after it has begun.
+    for late in (second, third):
+        simulation.answer(late)
+        replies = grid.send_and_receive(simulation.questions()[:1], timeout=20.0)
+        simulation.answer(first)
+        assert [reply.metadata.src_node_id for reply in replies] == [first]
+        assert not simulation.state.message_res_store
 
 
 def test_silence_lasts_no_longer_than_the_time_that_is_given():
