@@ -296,9 +296,11 @@ def _credible(
     """
     credible = MetricRecord()
     for name, value in record.items():
-        shown = name
-        if name != weighted_by_key:  # The server looks weighted_by_key up by its exact name.
-            shown = printable(name)
+        if name == weighted_by_key:
+            # It is looked up by its exact name, and has a limit of its own.
+            credible[name] = value
+            continue
+        shown = printable(name)
         low = -MAX_METRIC
         high = MAX_METRIC
         if name.replace("_", "-") == TRAIN_SECONDS:
@@ -383,14 +385,14 @@ class AverageMetrics:
                 reported.setdefault(key, []).append(value)
         means = MetricRecord()
         lacking = []
-        for values in reported.values():
+        for key, values in reported.items():
             name = Counter(value.name for value in values).most_common(1)[0][0]
             usable = _comparable(values)
             if 2 * len(usable) >= len(records):
                 means[name] = _mean(usable)
             # Training seconds differ without a fault: in a client's first round a simulation also
             # loads its libraries and data.
-            if len(usable) < len(records) and name != TRAIN_SECONDS:
+            if len(usable) < len(records) and key != TRAIN_SECONDS:
                 lacking.append(f"{name} (of {len(usable)} of {len(records)})")
         if lacking and not self._has_warned:
             self._has_warned = True

@@ -78,6 +78,13 @@ def test_the_number_of_examples_is_not_lost_to_a_record_whose_name_reads_alike()
     assert dict(AverageMetrics()([hostile, *records_with({"loss": 2.0})], "n")) == {"loss": 1.5}
 
 
+def test_the_number_of_examples_may_be_as_large_as_its_own_limit():
+    limits = ReplyLimits("n", max_num_examples=math.inf)
+    screened = screen(limits, metrics=MetricRecord({"n": 2e15, "loss": 3.0, "b": 2e15}))
+    assert dict(screened.records["metrics"]) == {"n": 2e15, "loss": 3.0}
+    assert len(screened.notes) == 1
+
+
 def test_a_reply_holds_only_so_much_beside_the_model():
     big = ConfigRecord({"x": b"0" * MAX_RECORD_BYTES})
     with pytest.raises(ReplyError, match=r"bytes beside the model's arrays; allowed: at most"):
@@ -125,6 +132,12 @@ def test_a_metric_that_one_client_lacks(caplog):
     assert "a (of 2 of 3), b (of 1 of 3)" in warning
     # Half of them are enough.
     assert dict(average(records_with({"a": 1.0}, {}), "n")) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("name", ["train-seconds", "train_seconds"])
+def test_training_times_need_not_be_alike(name, caplog):
+    AverageMetrics()(records_with({name: 1.0}, {name: 1.0}, {name: 500.0}), "n")
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(
