@@ -123,7 +123,8 @@ class _Contrast(LocalTerm):
         self._layer_name = next(name for name, module in model.named_modules() if module is layer)
         last_model = _frozen(model, last, last_buffers)
         self._models = [model, _frozen(model), last_model]  # In training, global, last local.
-        self._features: dict[nn.Module, Tensor] = {}  # Representations in each model's last call.
+        # Representations in each model's last call, until the loss takes them.
+        self._features: dict[nn.Module, Tensor] = {}
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
@@ -143,14 +144,16 @@ class _Contrast(LocalTerm):
 
     def loss(self) -> Tensor:
         r"""Return :math:`\mu \ell_{con}` of the batch that the model has just seen."""
-        if self._models[0] not in self._features:
+        if len(self._features) < len(self._models):
             raise ConfigError(
                 f"moon.layer = {self._moon.layer!r}: the model does not call the layer "
-                f"{self._layer_name} in training; name one that it calls"
+                f"{self._layer_name} for every batch; name one that it always calls"
             )
         # In float32 at least. cosine_similarity keeps lengths from 0 by an epsilon that is 0 in
         # float16, and a representation of zeros would give NaN.
-        z, z_global, z_last = [widened(self._features[model].flatten(1)) for model in self._models]
+        z, z_global, z_last = [
+            widened(self._features.pop(model).flatten(1)) for model in self._models
+        ]
         if not z.requires_grad:  # The term would be added to the loss, but change no step.
             raise ConfigError(
                 f"moon.layer = {self._moon.layer!r}: no parameter that is trained changes this "

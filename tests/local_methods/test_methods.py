@@ -354,7 +354,7 @@ def test_a_layer_that_is_not_there_is_named_before_a_run_begins(tmp_path):
 
 
 class HeadForLater(nn.Linear):
-    """Has a head that it calls in nobody's training."""
+    """Has a head that it calls for none of the batches."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -367,8 +367,28 @@ def test_a_layer_that_training_does_not_call_is_named(layer):
     term = Moon(layer=layer).term(local(model, **{"moon-last-model": vector(model)}))
     with term:
         model(torch.tensor([[1.0, 9.0]]))
-        words = f"moon.layer = '{layer}': the model does not call the layer head in training"
+        words = f"moon.layer = '{layer}': the model does not call the layer head for every batch"
         with pytest.raises(ConfigError, match=words):
+            term.loss()
+
+
+class SkippingBody(nn.Sequential):
+    """Calls its body for the first batch alone."""
+
+    def forward(self, inputs):
+        skipped = self.body
+        self.body = nn.Identity()
+        return self.head(skipped(inputs))
+
+
+def test_a_layer_that_a_later_batch_does_not_call_is_named():
+    model = SkippingBody(OrderedDict(body=nn.Linear(2, 2), head=nn.Linear(2, 2)))
+    given = local(model, **{"moon-last-model": vector(model)})
+    with Moon(layer="body").term(given) as term:
+        model(torch.tensor([[1.0, 9.0]]))
+        term.loss().backward()
+        model(torch.tensor([[1.0, 9.0]]))
+        with pytest.raises(ConfigError, match=r"moon\.layer = 'body': the model does not call"):
             term.loss()
 
 
