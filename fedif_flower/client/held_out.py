@@ -84,7 +84,7 @@ def labels_in(data: Any) -> Tensor | None:
     for batch in batches:
         tensors = batch.tensors if is_plain(batch, TensorDataset) else batch
         of_batch = class_labels(tensors)
-        if of_batch is None or of_batch.is_complex():
+        if of_batch is None:
             return None
         labels.append(of_batch.cpu().long())
     return torch.cat(labels) if labels else None

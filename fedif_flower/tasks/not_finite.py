@@ -113,8 +113,9 @@ def _of_one(example: Any) -> NotFinite:
 
 
 def _floating(value: Any) -> list[Tensor]:
-    """Return the floating-point tensors of a structure: integers are always finite."""
-    return [tensor for tensor in tensors_of(value) if tensor.is_floating_point()]
+    """Return the floating-point and complex tensors of a structure: integers are always finite."""
+    tensors = tensors_of(value)
+    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
 
 def _added(counts: Iterable[NotFinite]) -> NotFinite:

@@ -57,6 +57,7 @@ BATCHES = list(zip(HOLED.split(4), TARGETS.split(4), strict=True))
 IN_MEMORY = {
     "tensors": (HOLED, TARGETS),
     "NumPy arrays": (HOLED.numpy(), TARGETS.numpy()),
+    "complex numbers": (torch.complex(TARGETS, TARGETS), HOLED.to(torch.complex64)),
     "dictionary": {"x": HOLED, "y": TARGETS},
     "nested": ({"x": HOLED, "mask": torch.ones(12, dtype=torch.bool)}, TARGETS),
     "targets": (torch.ones(12, 2), HOLED[:, 1] + HOLED[:, 0]),

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from fedif_flower.tasks.batches import read_batches
 
-# The inputs and the target of an example have one shape: stacked into one they would raise no error.
+# Input and target have one shape: stacked into one tensor they would raise no error.
 INPUTS = torch.arange(5.0)
 EXAMPLES = TensorDataset(INPUTS, -INPUTS)
 
