@@ -223,5 +223,5 @@ def _require_finite(result: Tensor, points: Tensor) -> None:
         return
     rows = torch.isfinite(points).all(dim=1).logical_not().nonzero().flatten().tolist()
     if rows:
-        raise ValuationError(f"rows {rows} have NaN or Inf")
-    raise ValuationError("squares overflow float64")
+        raise ValuationError(f"the updates at rows {rows} have NaN or Inf")
+    raise ValuationError("updates are so long that their squares overflow float64")

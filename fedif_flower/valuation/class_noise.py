@@ -110,11 +110,10 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
     transitions : Tensor
         ``[C, C]``: the chances T to begin with.
     """
-    probabilities = _likeliest(logits, labels, transitions)  # [n, C]
+    log_probabilities = _likeliest(logits, labels, transitions)  # [n, C]
     observed = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
     for _ in range(_STEPS):
-        posterior = probabilities * transitions[:, labels].T
-        posterior = posterior / posterior.sum(dim=1, keepdim=True)  # q [n, C]
+        posterior = (log_probabilities + transitions[:, labels].T.log()).softmax(dim=1)  # q [n, C]
         transitions = _towards_symmetric(posterior.T @ observed)
     transitions = _with_right_labels_ahead(transitions)
     mix = posterior.mean(dim=0)  # [C]: how frequent each class is among the right labels.
@@ -141,17 +140,18 @@ def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
-    """Return the probabilities [n, C], by the setting and temperature with likeliest labels."""
+    """Return log p ``[n, C]``, by the setting and temperature that make the labels likeliest."""
     best = -torch.inf
     likeliest = torch.empty(0)
     for setting in logits.double():
         for temperature in TEMPERATURES:
-            probabilities = (setting / temperature).softmax(dim=1)
-            of_labels = (probabilities * transitions[:, labels].T).sum(dim=1)
-            likelihood = float(of_labels.log().sum())
+            # In logarithms, since the probability of a label may be too small for a float.
+            log_probabilities = (setting / temperature).log_softmax(dim=1)
+            of_labels = (log_probabilities + transitions[:, labels].T.log()).logsumexp(dim=1)
+            likelihood = float(of_labels.sum())
             if likelihood > best:
                 best = likelihood
-                likeliest = probabilities
+                likeliest = log_probabilities
     return likeliest
 
 

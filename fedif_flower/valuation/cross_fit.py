@@ -449,7 +449,7 @@ def features_of(model: nn.Module, batch: Any, seconds: float) -> Tensor | None:
     except _OutOfTimeError:
         return None
     if features is None:
-        raise ValuationError("the model does not answer in a row for each example")
+        raise ValuationError("the model does not return one row of outputs for each example")
     features = features.to(batch[-1].device)
     deviation = features.std(dim=0)
     return (features - features.mean(dim=0)) / deviation.clamp_min(1e-6)

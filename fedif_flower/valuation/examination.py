@@ -188,8 +188,9 @@ def _fit(
     except Exception as error:  # The user's model was tried in eval mode only, and may raise here.
         raise _NoEstimateError(_not_trained(error)) from error
     if fit is None:
-        longer = f"more than {seconds:g} s" if way is None else "another way"
-        raise _NoEstimateError(f"it would take {longer}")
+        if way is None:
+            raise _NoEstimateError(f"it would take more than {seconds:g} s")
+        raise _NoEstimateError("it cannot be examined in the way that is recorded")
     fitted, way_taken = fit
     if not bool(fitted.logits.isfinite().all()):
         raise _NoEstimateError("models trained on it give no finite numbers")

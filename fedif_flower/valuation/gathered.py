@@ -39,7 +39,9 @@ def on_cpu(pair: OutputsAndTargets, mean: ClassMean | None) -> OutputsAndTargets
         If outputs and targets are not made of tensors ``[n, ...]`` alone, of one length n.
     """
     if not _has_only_tensors(pair) or num_rows(pair) is None:
-        raise NotGatheredError(f"outputs and targets are {describe(pair)}")
+        raise NotGatheredError(
+            f"outputs and targets of a batch are no tensors of one length: {describe(pair)}"
+        )
     outputs, targets = pair
     if mean is not None and isinstance(targets, Tensor):
         answered = mean.has_target(targets)
@@ -68,7 +70,8 @@ def gather(pieces: Sequence[OutputsAndTargets]) -> OutputsAndTargets:
     # For example, sequences that each batch pads to its own longest one do not fit together.
     except Exception as error:
         raise NotGatheredError(
-            f"outputs and targets are {describe(pieces[0])} and {describe(pieces[-1])}"
+            "outputs and targets of several batches cannot be joined: they are "
+            f"{describe(pieces[0])} and {describe(pieces[-1])}"
         ) from error
     return outputs, targets
 

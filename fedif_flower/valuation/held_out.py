@@ -116,7 +116,7 @@ class HeldOut:
             return f"none of the held-out labels looks wrong ({interval})"
         if not self.correction:
             about = f"about {100 * self.noise:.0f} % ({interval})"
-            return f"{about} of the held-out labels may be wrong, or none"
+            return f"{about} of the held-out labels may be wrong, but possibly none is"
         words = f"about {100 * self.noise:.0f} % ({interval}) of the held-out labels look wrong"
         if not self.suspects:
             return words
@@ -158,7 +158,7 @@ class HeldOut:
     def _words_of_classes(self) -> list[str]:
         phrases = []
         if self.missing:
-            phrases.append(f"no held-out example that counts of the classes {listed(self.missing)}")
+            phrases.append(f"no held-out example counts for the classes {listed(self.missing)}")
         if self.rare:
             few = [f"{label} ({count})" for label, count in self.rare.items()]
             phrases.append(f"fewer than {RARE} held-out examples of the classes {listed(few)}")
@@ -167,7 +167,9 @@ class HeldOut:
     def _words_of_copies(self) -> list[str]:
         phrases = []
         if self.copies:
-            phrases.append(f"{self.copies} of {self.examples} held-out inputs are there twice")
+            phrases.append(
+                f"{self.copies} of {self.examples} held-out inputs repeat an earlier one"
+            )
         if self.shared:
             phrases.append(f"{self.shared} of them are in the test split, too")
         return phrases

@@ -49,7 +49,7 @@ class HeldOutCheck(CheckedFields):
         bool,
         Setting(
             "examine the held-out set before the first round: the share of wrong labels, classes "
-            "without examples, inputs that are there twice"
+            "without examples, repeated inputs"
         ),
     ] = True
     seconds: Annotated[

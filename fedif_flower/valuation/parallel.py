@@ -250,8 +250,12 @@ class JudgePool:
         threads = torch.get_num_threads()
         # The executor starts one thread for each task while no thread is idle. The tasks do
         # nothing; the barrier makes each thread wait until all of them have started.
-        for _ in judges:
-            self._executor.submit(bool)
+        try:
+            for _ in judges:
+                self._executor.submit(bool)
+        except BaseException:
+            all_begun.abort()  # Threads that have begun would wait for the others for ever.
+            raise
         all_begun.wait()
         # `fix_threads` in a thread also changed the number with which later threads begin.
         torch.set_num_threads(threads)
@@ -421,7 +425,8 @@ class Passes:
         if self._is_worth_sharing() and self._may_be_shared([metric]):
             size = max(min(threads, at_most), 1)
             purpose = "models"
-        pool = self._pool(purpose, size)
+        with self.alone():  # Replicas are copies of the judge, which nobody may use meanwhile.
+            pool = self._pool(purpose, size)
         with pool.lock:
             with self.alone() as first:
                 for judge in pool.judges:

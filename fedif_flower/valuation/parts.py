@@ -113,11 +113,10 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
     if not blocks:
         return []
     if total < MIN_EXAMPLES:
-        words = (
-            "no intervals for another held-out set: they need at least %d examples that can be "
-            "taken out one by one, in however many blocks; there are %d"
-        )
-        logger.warning(words, MIN_EXAMPLES, total)
+        why = f"there are {total} examples, and at least {MIN_EXAMPLES} are needed"
+        if not total:
+            why = "single examples cannot be taken out of its batches"
+        logger.warning("no intervals for another held-out set: %s", why)
         return []
     count = min(blocks, total // 2)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
@@ -167,7 +166,7 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     if min(present) < 0:
         raise ValuationError(
             f"the validation set has the target {min(present)}; contributions by class need "
-            "classes from 0 on, and a cross-entropy of torch to ignore any other target"
+            "targets from 0 on, and only torch's cross-entropy can leave out others (ignore_index)"
         )
     missing = set(range(max(present) + 1)) - present
     if missing:
@@ -182,7 +181,8 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     weightless = [label for label, part in enumerate(parts) if not part.total_weight]
     if weightless:
         logger.info(
-            "the loss gives the classes %s weight 0: nothing is contributed there", weightless
+            "the loss gives the classes %s weight 0: no contribution is measured for them",
+            weightless,
         )
     return parts
 

@@ -259,8 +259,8 @@ def try_company(model: FlatModel, objective: Objective, batches: Sequence[Batch]
         return
     if why:
         logger.warning(
-            "the model answers for an example by the others in its batch, as a batch norm without "
-            "running statistics does: %s %s",
+            "the model's output for an example depends on the others in its batch, as with a batch "
+            "norm without running statistics: %s %s",
             objective.call,
             why,
         )

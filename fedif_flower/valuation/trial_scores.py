@@ -166,8 +166,8 @@ def _require_mean(
         return
     if why:
         raise ConfigError(
-            f"the {name} {why}. Allowed where {reason}: a mean over the examples; any other score "
-            "needs all validation examples in one batch"
+            f"the {name} {why}. It is computed batch by batch, since {reason}: so it has to be a "
+            "mean over the examples, or all validation examples have to be in one batch"
         )
 
 

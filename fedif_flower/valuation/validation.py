@@ -161,8 +161,8 @@ class Validation(Passes):
         dropped = count_dropped(inputs)
         if dropped:
             logger.warning(
-                "left out of the held-out set, since they fill no batch and its DataLoader has "
-                "drop_last=True: %d of the examples",
+                "the last %d examples are left out of the held-out set: they do not fill a batch, "
+                "and its DataLoader has drop_last=True",
                 dropped,
             )
         if self.device.type == "cpu":

@@ -56,7 +56,7 @@ def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
     points[1, 2] = bad
     to_ones = partial(inner_products, vector=torch.ones(4))
     for function in (pairwise_squared_distances, gram_matrix, to_ones):
-        with pytest.raises(ValuationError, match=r"rows \[1\] have NaN or Inf"):
+        with pytest.raises(ValuationError, match=r"the updates at rows \[1\] have NaN or Inf"):
             function(points)
 
 

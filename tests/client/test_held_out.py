@@ -89,7 +89,7 @@ def test_a_simulation_has_it_in_the_servers_log_alone(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         run_of(task, tmp_path, LocalGrid(client_app(task), 2))
     assert warnings(caplog) == []
-    assert "no held-out example that counts of the classes 2" in caplog.text
+    assert "no held-out example counts for the classes 2" in caplog.text
 
 
 def test_nobody_is_warned_where_each_class_has_enough(tmp_path, caplog):

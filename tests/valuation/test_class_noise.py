@@ -71,6 +71,17 @@ def test_a_right_label_is_the_likeliest_whatever_the_estimate():
     assert chances.sum(dim=1).tolist() == pytest.approx([1, 1])
 
 
+def test_a_label_that_no_answer_allows_for_stops_no_examination():
+    """The model is so sure of class 1 that a float has no chance for label 0, of which T has none.
+
+    All labels are 0 by either class's right: so both examples are of class 0, and none is wrong.
+    """
+    logits = torch.tensor([[[0.0, 1e4]] * 2])
+    found = likely_transitions(logits, torch.tensor([0, 0]), torch.eye(2, dtype=torch.float64))
+    torch.testing.assert_close(found.transitions, torch.eye(2, dtype=torch.float64))
+    assert found.share == 0
+
+
 def test_labels_that_say_nothing_have_chances_all_the_same():
     """Of either class 60 of 100 labels are the other's: more than symmetric chances can have.
 

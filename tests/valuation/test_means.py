@@ -290,7 +290,9 @@ def test_a_model_that_looks_at_the_others_of_a_batch_is_warned_of(loss_fn, caplo
     assert caplog.messages == []
     judged(normed(track_running_stats=False), ROWS, LABELS, loss_fn=loss_fn)
     (message,) = caplog.messages
-    assert message.startswith("the model answers for an example by the others in its batch")
+    assert message.startswith(
+        "the model's output for an example depends on the others in its batch"
+    )
     assert "for 13 and 27 of them" in message
     assert message.endswith("results would depend on the batch size")
 

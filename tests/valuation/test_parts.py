@@ -193,10 +193,7 @@ def test_one_block_tells_no_interval_and_is_refused(blocks):
 def test_too_few_examples_make_no_blocks_and_that_is_said(caplog, count, blocks):
     assert block_validations(held_out(torch.arange(count) % 4), blocks) == []
     (told,) = caplog.messages
-    assert told.endswith(
-        f"they need at least 20 examples that can be taken out one by one, in however many blocks; "
-        f"there are {count}"
-    )
+    assert told.endswith(f": there are {count} examples, and at least 20 are needed")
 
 
 # -- intervals, by hand

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from time import sleep
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import RoundUpdates
 from fedif_flower.tasks.modules import trainable_names
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.parallel import JudgePool
 from fedif_flower.valuation.shapley import (
     ESTIMATORS,
     CoalitionMemo,
@@ -222,7 +225,8 @@ def test_a_memo_passes_each_distinct_row_on_once_in_one_batch() -> None:
     assert asked == [3, 1]
     assert memo.evaluations == 4
     nonsense = CoalitionMemo(game(torch.tensor([1.0, 1.0, 1.0, torch.nan])))
-    with pytest.raises(ValuationError, match=r"nan for the coalition of clients \[0, 1\]"):
+    words = r"nan for the coalition of the round's clients at places \[0, 1\]"
+    with pytest.raises(ValuationError, match=words):
         exact_shapley(nonsense, 2)
 
 
@@ -344,6 +348,24 @@ def test_worths_agree_with_a_plain_loop(threads, budget, batch_size, monkeypatch
         assert game.largest == pytest.approx(float(ACCURACIES.max()))
 
 
+def test_a_thread_that_cannot_begin_leaves_no_other_waiting(monkeypatch):
+    class OneThread(ThreadPoolExecutor):
+        def submit(self, *arguments: Any, **named: Any) -> Any:
+            if self._threads:
+                raise RuntimeError("can't start new thread")
+            return super().submit(*arguments, **named)
+
+    monkeypatch.setattr("fedif_flower.valuation.parallel.ThreadPoolExecutor", OneThread)
+    before = set(threading.enumerate())
+    judge = judged().judge
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        JudgePool([judge, judge])
+    begun = set(threading.enumerate()) - before
+    for thread in begun:
+        thread.join(timeout=20)
+    assert not any(thread.is_alive() for thread in begun)
+
+
 def test_what_is_the_user_s_own_is_called_by_one_thread_at_a_time(monkeypatch):
     """A score that puts aside what it is given, and reads it again, as torchmetrics does."""
     monkeypatch.setattr("fedif_flower.valuation.parallel._WORTH_SHARING", 0)
@@ -396,6 +418,18 @@ def test_a_client_whose_model_has_no_loss_is_worth_least_and_stops_no_round(esti
     values = valuation.score(hostile).values
     assert values.isfinite().all()
     assert values.argmin() == 2
+
+
+def test_two_clients_who_spoil_every_large_coalition_stop_no_round():
+    """Leave-one-out asks for no coalition without one of them; the model that was sent is sound."""
+    updates = played().client_updates.clone()
+    updates[:2] = 1e30
+    hostile = replace(played(), client_updates=updates)
+    valuation = ShapleyValuation(judged(), estimator="leave-one-out", utility="loss")
+    assert valuation.score(hostile).values.tolist() == [0.0] * len(updates)
+    diverged = replace(hostile.model, params=torch.full_like(hostile.global_params, 1e30))
+    with pytest.raises(ValuationError, match="allowed: finite numbers"):
+        valuation.score(replace(hostile, model=diverged))
 
 
 def test_who_makes_outputs_infinite_is_right_about_nothing():

@@ -65,8 +65,8 @@ def _require_finite(utilities: Tensor, masks: Tensor) -> None:
     if not rows:
         return
     first = rows[0]
-    clients = masks[first].nonzero().flatten().tolist()
+    places = masks[first].nonzero().flatten().tolist()
     raise ValuationError(
-        f"the utility returned {float(utilities[first])} for the coalition of clients {clients}; "
-        "allowed: finite numbers"
+        f"the utility returned {float(utilities[first])} for the coalition of the round's clients "
+        f"at places {places}; allowed: finite numbers"
     )

@@ -111,6 +111,26 @@ class RoundGame:
 
     def __call__(self, masks: Tensor) -> Tensor:
         """Return the worths ``[c]`` of coalitions ``[c, m]`` (bool), in float64 on the CPU."""
+        worths = self._worths_of(masks)
+        if self._has_finite_worth(worths):
+            worths = worths.where(worths.isfinite(), _WORST)
+        self.largest = max(self.largest, float(worths.abs().max()))
+        return worths
+
+    def _has_finite_worth(self, worths: Tensor) -> bool:
+        """Tell whether some model of the round has a finite worth: one of these, or an earlier one.
+
+        If none has, the global model decides: a few clients can make the loss of every coalition
+        infinite that some estimators look at. Where the global model itself has diverged, the
+        worths stay as they are, and CoalitionMemo raises.
+        """
+        if self.largest or bool(worths.isfinite().any()):
+            return True
+        nobody = torch.zeros(1, len(self._params), dtype=torch.bool)
+        return bool(self._worths_of(nobody).isfinite())
+
+    def _worths_of(self, masks: Tensor) -> Tensor:
+        """Return the worths ``[c]`` as they are measured: some may be NaN or infinite."""
         # Each thread needs room for two models: its replica, and a coalition model to evaluate.
         at_most = self._affordable // 2
         with self._validation.side_by_side(self._metric, at_most) as pool:
@@ -130,11 +150,7 @@ class RoundGame:
                     scores_by_part = [self._score(judge, part) for part in parts]
         worths = torch.cat(scores_by_part).cpu().double()
         if self._metric == "loss":
-            worths = -worths
-        # If no worth is finite, the global model has probably diverged: CoalitionMemo then raises.
-        if self.largest or bool(worths.isfinite().any()):
-            worths = worths.where(worths.isfinite(), _WORST)
-        self.largest = max(self.largest, float(worths.abs().max()))
+            return -worths
         return worths
 
     def _score(self, judge: Judge, masks: Tensor) -> Tensor:
