@@ -87,7 +87,10 @@ def weigh_again(
             _compare(steps[number], strategy, loaded.config.strategy)
             num_compared += 1
         elif number in without_step and _remembers(strategy):
-            why = f"the strategy learned from round {number}, whose updates were not kept"
+            why = (
+                f"the strategy also learned from the updates of round {number}, which made no "
+                "step, and such updates are not kept"
+            )
             return WeighedAgain(num_compared, f"weights after round {number}: {why}")
         if number in taken_back:
             strategy.model.take_back()
@@ -95,10 +98,14 @@ def weigh_again(
 
 
 def _weighed_without_step(records: RunRecords, steps: Mapping[int, Step]) -> set[int]:
-    """Return the rounds whose updates were weighed but made no step: runs do not keep these."""
-    weighed = set()
+    """Return the rounds whose updates were weighed but made no step: runs do not keep these.
+
+    In a round that failed before its updates were weighed, all weights are 0, too. The strategy
+    learned nothing from it.
+    """
+    weighed = {line["round"] for line in records.lines if line["status"] == "kept"}
     for line in records.folder.clients.read():
-        if line["status"] == "accepted" and line["weight"]:
+        if line["status"] == "accepted" and float(line["weight"] or 0.0) != 0.0:
             weighed.add(int(line["round"]))
     return weighed - steps.keys()
 

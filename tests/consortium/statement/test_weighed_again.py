@@ -119,9 +119,33 @@ def test_what_a_strategy_learned_from_updates_that_were_not_kept_is_named(
     assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
     found = replay(run_dir)
     assert found.weighed == weighed
-    words = "weights after round 2: the strategy learned from round 2, whose updates were not kept"
+    words = (
+        "weights after round 2: the strategy also learned from the updates of round 2, which made "
+        "no step, and such updates are not kept"
+    )
     assert found.not_compared == ((words,) if strategy == "fedif" else ())
     assert (found.examined, found.not_examined) == ((), ("held_out",))  # Without validation.vet.
+
+
+def failing_in(number: int):
+    """Return a client app of which one member raises an error in a round."""
+
+    def answer(message, context):
+        config = message.content.config_records.get("config", {})
+        if config.get("server-round") == number and context.node_id == 1001:
+            raise RuntimeError("no memory left")
+        return client_app(message, context)
+
+    return answer
+
+
+def test_a_round_that_failed_before_it_was_weighed_taught_the_strategy_nothing(tmp_path):
+    """Else an operator could have one round fail, and weigh as it likes in all later ones."""
+    settings = config(tmp_path, num_server_rounds=4, strategy="fedif", min_valid_replies=5)
+    run_dir = run(settings, LocalGrid(failing_in(2), 5))
+    assert list(files_of_rounds(run_dir / "updates")) == [1, 3, 4]
+    found = replay(run_dir)
+    assert (found.weighed, found.not_compared) == (3, ())
 
 
 def test_weights_of_what_clients_report_are_named(tmp_path):
