@@ -32,9 +32,14 @@ from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import Line, read_table
-from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
+from fedif_flower.run.secret_validation import (
+    COMMITMENT,
+    NONCE,
+    commitment_of,
+    salt_of,
+    secret_path,
+)
 
-USUAL = ("length", "weight", "borrowed", "opposed")
 # A round's figures: client id, contribution and credit of each member with a part in it.
 StepFigures = frozenset[tuple[int, float, float]]
 _Row = TypeVar("_Row")
@@ -186,21 +191,29 @@ class RunRecords:
         """Return the salt that drew the secret data; empty: the run has none.
 
         If the run has a statement, the salt is read from it. Otherwise it is computed from the
-        server's secret.
+        server's secret, which only the host has on which the run was.
 
         Raises
         ------
         StatementError
-            If the salt is not the one that the run committed to.
+            If the salt is not the one that the run committed to, or this host has not the secret.
         """
         if COMMITMENT not in self.provenance:
             return ""
         if self.folder.statement.is_dir():
             salt = read_file(self.folder.statement, SALT).decode().strip()
+            wrong = "the salt is not the one that the run committed to"
         else:
-            salt = salt_of(str(self.provenance[NONCE]))
+            # A secret that is made here and now could not be the one of the run's server.
+            salt = ""
+            if secret_path().exists():
+                salt = salt_of(str(self.provenance[NONCE]))
+            wrong = (
+                "this host has not the secret with which the run's server drew the data that pay; "
+                "the run's statement opens what was drawn with it"
+            )
         if commitment_of(salt) != self.provenance[COMMITMENT]:
-            raise StatementError("the salt is not the one that the run committed to")
+            raise StatementError(wrong)
         return salt
 
     def known_ids(self) -> set[int]:

@@ -55,6 +55,11 @@ def commitment_of(salt: str) -> str:
     return hashlib.sha256(salt.encode()).hexdigest()
 
 
+def secret_path() -> Path:
+    """Return the file of this server's secret, beside the key that signs statements."""
+    return config_folder() / "validation-secret"
+
+
 def salt_of(nonce: str, path: Path | None = None) -> str:
     """Return the salt that belongs to a nonce, in hex.
 
@@ -65,7 +70,7 @@ def salt_of(nonce: str, path: Path | None = None) -> str:
     nonce : str
         The run's nonce.
     path : Path, optional
-        The file of the secret. Default: beside the key that signs statements.
+        The file of the secret. Default: :func:`secret_path`.
 
     Raises
     ------
@@ -74,7 +79,7 @@ def salt_of(nonce: str, path: Path | None = None) -> str:
     StorageError
         If the secret cannot be made.
     """
-    path = path or config_folder() / "validation-secret"
+    path = path or secret_path()
     if not path.exists():
         write_private(path, secrets.token_hex(_BYTES).encode())
     require_private(path, "secret")

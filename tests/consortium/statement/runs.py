@@ -9,11 +9,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from fedif_consortium.statement.records import USUAL
 from fedif_flower.attribution.table import NOISE_ENDS, noise_block_column, noise_column
 from fedif_flower.run.folder import RunFolder
 
 FIGURES = ("contribution", "credited")
+_USUAL = ("length", "weight", "borrowed", "opposed")
 _FIGURES = ("round", "loss_before", "loss_after", "decrease", "attributed", "remainder")
 
 NONE: Mapping[Any, Any] = MappingProxyType({})
@@ -80,7 +80,7 @@ def make_run(
                     for k, part in enumerate(blocks.get(partition, ()))
                 }
                 counted |= {column: factor * figure for column, figure in at_end.items()}
-            usual = dict.fromkeys(USUAL, 0.0)
+            usual = dict.fromkeys(_USUAL, 0.0)
             parts.append({**member, **counted, "coefficient": weight, **usual, **split_by_class})
         for (of_round, partition), reason in rejections.items():
             if of_round == number:

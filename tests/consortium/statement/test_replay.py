@@ -426,6 +426,7 @@ def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     weighing = [row["validation_loss"] for row in read_rows(run_dir / "rounds.csv")]
     paying = [row["loss_before"] for row in read_rows(run_dir / "attribution_rounds.csv")]
     assert not set(weighing) & set(paying)
+    _require_no_salt_elsewhere(run_dir, tmp_path / "elsewhere", monkeypatch)
     folder = make_statement(run_dir, key)
     verify(run_dir)
     assert (folder / "validation-salt.txt").read_text().strip() == salt
@@ -436,6 +437,19 @@ def test_a_run_paid_on_secret_data_opens_its_salt(tmp_path, monkeypatch, key):
     (folder / "validation-salt.txt").write_text("00\n")
     with pytest.raises(StatementError, match="salt is not the one that the run committed to"):
         replay(run_dir)
+
+
+def _require_no_salt_elsewhere(run_dir: Path, config_home: Path, monkeypatch) -> None:
+    """Another host has not the server's secret: it says so, and makes none."""
+    words = "this host has not the secret with which the run's server drew the data that pay"
+    with monkeypatch.context() as patched:
+        patched.setenv("XDG_CONFIG_HOME", str(config_home))
+        with pytest.raises(StatementError, match=words):
+            replay(run_dir)
+        assert not config_home.exists()
+        salt_of("another run's")
+        with pytest.raises(StatementError, match=words):
+            read_run(run_dir).salt()
 
 
 def test_free_riders_of_a_real_run_get_nothing(free_riding):
