@@ -30,7 +30,7 @@ from fedif_consortium.federation.removals import (
     removals_of,
 )
 from fedif_consortium.federation.server import statement_fingerprint
-from fedif_consortium.statement.undelivered import write_undelivered
+from fedif_consortium.statement.undelivered import take_off_queue
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import exclusive_lock, writing
@@ -378,13 +378,8 @@ def _runs_folder(folder: FederationFolder) -> Path:
 
 def _forget_page(run: RunFolder, member: Member) -> None:
     """Erase a member's page from those that were not delivered yet."""
-    if not run.undelivered.path.is_file():
-        return
-    pages = run.undelivered.read()
-    if pages.pop(member.node_id, None) is None:
-        return
-    typer.echo(f"erased its page from {run.undelivered.path}")
-    write_undelivered(run, pages)
+    if take_off_queue(run, {int(member.node_id)}):
+        typer.echo(f"erased its page from {run.undelivered.path}")
 
 
 def _member_answering(folder: FederationFolder, answer: Answer) -> Member:

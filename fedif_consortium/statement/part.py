@@ -23,8 +23,9 @@ from fedif_consortium.statement.client_part import ACTION
 from fedif_consortium.statement.manifest import ENVELOPE
 from fedif_consortium.statement.member_pages import UNWANTED, delivery, read_answer
 from fedif_consortium.statement.settings import CLIPPING, TERMS_OF_PAY, StatementSettings
-from fedif_consortium.statement.undelivered import of_members, queue_pages, write_undelivered
+from fedif_consortium.statement.undelivered import of_members, take_off_queue
 from fedif_flower.errors import FedIFError, require
+from fedif_flower.messages.polling_grid import CONNECTION_ERRORS
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
@@ -87,23 +88,18 @@ class Stated(RunPart):
 
         A statement is made only if clients are real nodes, and contributions were attributed. If it
         cannot be made or delivered, the run does not fail for that: the log has the error, and
-        pages that were not delivered stay in the queue. (A lost connection to the SuperLink is not
-        caught here.)
+        pages that were not delivered stay in the queue.
         """
         folder = run.folder
         if folder.attribution.path.is_file() and not is_simulated(run.grid):
             try:
-                _state(folder, run.config.section(StatementSettings))
+                terms = run.config.section(StatementSettings)
+                # It queues the pages of all members: a run of real nodes counts its attempts.
+                make_by_terms(folder.path, receipt_key(), terms, again=True)
                 logger.info("Statement: %s", folder.statement)
             except FedIFError as error:
                 logger.error("the run has no statement: %s", error)
         deliver(run.grid, folder.path.parent)
-
-
-def _state(folder: RunFolder, settings: StatementSettings) -> None:
-    """Make a run's statement by the run's settings, and queue the pages of all members."""
-    make_by_terms(folder.path, receipt_key(), settings, again=True)
-    queue_pages(folder)
 
 
 def receipt_key() -> Ed25519PrivateKey:
@@ -132,7 +128,7 @@ def deliver(grid: Grid, output_dir: Path) -> None:
     for path in sorted(written, key=written.__getitem__):
         try:
             silent |= _deliver_run(screened(grid), RunFolder(path.parent), silent)
-        except (FedIFError, OSError, ValueError, KeyError) as error:
+        except (FedIFError, *CONNECTION_ERRORS, ValueError, KeyError) as error:
             logger.error("%s: statements cannot be delivered: %r", path.parent, error)
 
 
@@ -153,14 +149,16 @@ def _deliver_run(grid: Grid, run: RunFolder, silent: set[int]) -> set[int]:
     waiting = {int(node_id) for node_id in pages}
     recipients = (waiting & set(grid.get_node_ids())) - silent
     answers = _send_pages(grid, run, pages, recipients)
+    done = set()
     for node_id, refused in answers.items():
         if refused:
             logger.info("%s did not keep its statement: %s", names.get(str(node_id)), refused)
         if refused in ("", UNWANTED):
-            pages.pop(str(node_id), None)
+            done.add(node_id)
     # If the operator made another statement meanwhile, the queue is about that one, and stays.
     if (run.statement / ENVELOPE).read_bytes() == envelope:
-        write_undelivered(run, pages)
+        # The queue is read again: the operator may have erased a member from it meanwhile.
+        take_off_queue(run, done)
     return recipients - answers.keys()
 
 

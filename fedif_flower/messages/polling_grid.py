@@ -36,7 +36,7 @@ NODE_UNAVAILABLE = 5
 # A code of this package. Flower's own errors do not tell an ended registration from a crash.
 REGISTRATION_ENDED = 105
 # Errors that say that the SuperLink is gone; any other error may be the fault of a reply.
-_CONNECTION_ERRORS = (httpx.HTTPError, OSError)
+CONNECTION_ERRORS = (httpx.HTTPError, OSError)
 
 
 class ForwardingGrid(Grid):
@@ -447,7 +447,7 @@ class PollingGrid(ForwardingGrid):
         unanswered.pull = None  # This fetch is over: the next look begins another.
         try:
             replies = pull.result()
-        except _CONNECTION_ERRORS:
+        except CONNECTION_ERRORS:
             raise
         except Exception as error:  # Nothing that a client sends may stop the server.
             self.get_node_ids()  # A run that was stopped ends the server: then this call raises.

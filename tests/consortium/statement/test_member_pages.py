@@ -4,11 +4,15 @@ import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from client_app import app as client_app
+from fedif_consortium.evidence.attempts import config_hash
+from fedif_consortium.evidence.bound_rows import RUN_CONFIG
 from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.page import MAX_PAGE_BYTES, PAGE_HEAD
@@ -24,7 +28,7 @@ from fedif_consortium.statement.member_pages import (
     write_statement,
 )
 from fedif_consortium.statement.part import Stated, deliver
-from fedif_consortium.statement.undelivered import write_undelivered
+from fedif_consortium.statement.undelivered import take_off_queue, write_undelivered
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.config import RunConfig
@@ -101,12 +105,17 @@ def test_a_full_folder_takes_no_more_and_loses_nothing(tmp_path):
 ROUNDS = [{0: 0.5, 1: 0.25, 2: 0.125}] * 5
 NODE_IDS = {0: 1000, 1: 1001, 2: 1002}
 NAMES = {1000: "hospital-1", 1001: "hospital-2", 1002: "hospital-3"}
+# A run of real nodes counts its attempts. This is the run config that make_run writes.
+AGREED = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
+ATTEMPT = {"run": "0" * 32, "config": config_hash(AGREED)}
+COUNTED = {"attempts": {"name": "run", "attempts": [ATTEMPT]}, RUN_CONFIG: AGREED}
 
 
 @pytest.fixture
 def run_dir(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # Not with the user's own key.
-    return make_run(tmp_path / "runs" / "run", ROUNDS, names=NAMES, node_ids=NODE_IDS)
+    folder = tmp_path / "runs" / "run"
+    return make_run(folder, ROUNDS, names=NAMES, node_ids=NODE_IDS, provenance=COUNTED)
 
 
 def grid(tmp_path: Path, client=client_app, **more) -> LocalGrid:
@@ -161,6 +170,30 @@ def test_a_node_that_is_away_gets_its_page_the_next_time_once(tmp_path, run_dir)
     assert (len(pages_of(tmp_path, 0)), len(pages_of(tmp_path, 1))) == (1, 1)
 
 
+def test_a_page_that_is_erased_while_pages_are_delivered_stays_erased(tmp_path, run_dir):
+    state(grid(tmp_path, silent=[0, 1]), run_dir)
+    assert take_off_queue(RunFolder(run_dir), {1002}) is False  # It wanted none, and got none.
+
+    def meanwhile(message: Message, context):
+        assert take_off_queue(RunFolder(run_dir), {1001})
+        return client_app(message, context)
+
+    deliver(grid(tmp_path, meanwhile, silent=[1]), run_dir.parent)
+    assert len(pages_of(tmp_path, 0)) == 1
+    assert not (run_dir / "undelivered.json").exists()
+
+
+def test_a_superlink_that_fails_at_the_end_fails_no_run(tmp_path, run_dir, caplog, monkeypatch):
+    request = httpx.Request("POST", "http://127.0.0.1:9091/pull")
+    lost = httpx.HTTPStatusError("500", request=request, response=httpx.Response(500))
+    broken = grid(tmp_path)
+    monkeypatch.setattr(broken, "get_node_ids", Mock(side_effect=lost))
+    state(broken, run_dir)
+    assert f"{run_dir}: statements cannot be delivered: HTTPStatusError('500')" in caplog.text
+    assert (run_dir / "statement").is_dir()
+    assert set(json.loads((run_dir / "undelivered.json").read_text())) == {"1000", "1001", "1002"}
+
+
 @pytest.mark.parametrize(
     "answer", [RecordDict({"statement": ConfigRecord({"refused": 5})}), RuntimeError("no")]
 )
@@ -197,8 +230,7 @@ def deployed(tmp_path: Path, *, is_counted: bool = True, **more) -> Path:
     """A run of real nodes, whose attempts are counted, that ended without a statement."""
     provenance = {"held_out": WRONG, "run_id": "0" * 32}
     if is_counted:
-        attempt = {"run": "0" * 32, "config": "0" * 64}
-        provenance["attempts"] = {"name": "run", "attempts": [attempt]}
+        provenance |= COUNTED
     run = tmp_path / "runs" / "run"
     make_run(run, ROUNDS, names=NAMES, node_ids=NODE_IDS, provenance=provenance, **more)
     state(grid(tmp_path), run)
