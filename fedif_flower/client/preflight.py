@@ -210,7 +210,7 @@ def train_one_batch(task: Task, data: Data, config: ClientConfig) -> str:
     loss = train_task(task, model, [batch], once, torch.Generator().manual_seed(0)).loss
     if not math.isfinite(loss):
         raise DataError(f"the loss of one batch is {loss}")
-    return "of one batch"
+    return "one batch trained"
 
 
 def _first_batch(task: Task, data: Data, batch_size: int) -> Any:
@@ -238,15 +238,18 @@ def check_disk(node: NodeConfig) -> str | Finding:
     Raises
     ------
     ConfigError
-        If there is almost no space, or ``statement-dir`` cannot be written to.
+        If ``statement-dir`` cannot be written to, or there is almost no space.
     """
     folder = Path(node.statement_dir or "").expanduser().absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     words = f"{free / 2**20:,.0f} MiB free"
-    is_read_only = bool(node.statement_dir) and not os.access(existing, os.W_OK)
-    if free < LEAST_SPACE or is_read_only:
-        raise ConfigError(f"{folder}: {words}, or it cannot be written to")
+    if node.statement_dir and not os.access(existing, os.W_OK):
+        raise ConfigError(
+            f"statement-dir = {node.statement_dir!r}: {existing} cannot be written to"
+        )
+    if free < LEAST_SPACE:
+        raise ConfigError(f"{folder}: {words}; allowed: at least {LEAST_SPACE / 2**20:,.0f} MiB")
     if free < LITTLE_SPACE:
         return Finding("disk", Status.WARNING, words)
     return words

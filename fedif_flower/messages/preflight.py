@@ -103,7 +103,7 @@ def seconds_ahead(member: tuple[float, float], server: tuple[float, float]) -> f
 def clock_finding(seconds: float) -> Finding:
     """Return the finding on a clock that is ``seconds`` ahead of the server's (behind if < 0)."""
     if abs(seconds) < 1:
-        return Finding("clock", Status.OK, "the server's")
+        return Finding("clock", Status.OK, "in step with the server's")
     status = Status.OK
     if seconds > CLOCK_AHEAD or -seconds > CLOCK_BEHIND:
         status = Status.WARNING

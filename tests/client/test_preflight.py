@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import shutil
+from types import SimpleNamespace
+
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -8,8 +12,11 @@ from torch import nn
 from fedif_consortium.masking.masked_reply import MASKING_KEY
 from fedif_consortium.parts import client_parts
 from fedif_flower.apps import client_app
+from fedif_flower.client.preflight import check_disk
+from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import instructions
+from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.preflight import (
     ADVICE,
     QUESTION,
@@ -58,7 +65,7 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
 @pytest.mark.parametrize(
     ("task", "data", "training"),
     [
-        (make_task(), WELL, ("ok", "of one batch")),
+        (make_task(), WELL, ("ok", "one batch trained")),
         (make_task(width=5), WELL, ("failed", "RuntimeError: ")),
         (make_task(INPUTS + torch.nan), ("failed", "6 examples, NaN in 6 of them"), NO_DATA),
         (make_task(LAST_NAN), ("failed", "6 examples, NaN in 1 of them: fill"), NO_DATA),
@@ -81,7 +88,7 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
             WELL,
             ("failed", "behind transform of task 'tiny' there are NaN in 6 examples"),
         ),
-        (make_task(LAST_NAN, transform=torch.nan_to_num), WELL, ("ok", "of one batch")),
+        (make_task(LAST_NAN, transform=torch.nan_to_num), WELL, ("ok", "one batch trained")),
         (
             make_task(LAST_NAN, transform=torch.neg),
             WELL,
@@ -99,10 +106,10 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
         (
             make_task(targets=LABELS - 1, loss=lambda outputs, targets: outputs.mean()),
             WELL,
-            ("ok", "of one batch"),
+            ("ok", "one batch trained"),
         ),
         (make_task(INPUTS[:0], LABELS[:0]), ("failed", "there are no examples"), NO_DATA),
-        (make_task(UNLABELLED, FIRST_IGNORED), ("ok", "20 examples"), ("ok", "of one batch")),
+        (make_task(UNLABELLED, FIRST_IGNORED), ("ok", "20 examples"), ("ok", "one batch trained")),
         (
             make_task(UNLABELLED, FIRST_IGNORED * 0 - 100),
             ("ok", "20 examples"),
@@ -111,7 +118,7 @@ WELL, NO_DATA = ("ok", "6 examples"), ("warning", "not tried: there are no data"
         (
             make_task(targets=LABELS + 1, loss=nn.CrossEntropyLoss(ignore_index=3)),
             WELL,
-            ("ok", "of one batch"),
+            ("ok", "one batch trained"),
         ),
     ],
 )
@@ -122,6 +129,24 @@ def test_a_member_says_who_it_is_and_whether_it_can_take_part(task, data, traini
     assert set(found) == {"data", "training", "disk", "signing-key", "masking"}
     for check, (status, words) in (("data", data), ("training", training)):
         assert (found[check].status, words in found[check].words) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("free", "is_writable", "words"),
+    [
+        (99, True, "{folder}: 99 MiB free; allowed: at least 100 MiB"),
+        (5000, False, "statement-dir = '{folder}': {parent} cannot be written to"),
+    ],
+)
+def test_a_disk_that_is_full_is_told_from_one_that_is_read_only(
+    tmp_path, monkeypatch, free, is_writable, words
+):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free * 2**20))
+    monkeypatch.setattr(os, "access", lambda *_: is_writable)
+    folder = tmp_path / "statements"
+    with pytest.raises(ConfigError) as raised:
+        check_disk(NodeConfig(partition_id=0, statement_dir=str(folder)))
+    assert str(raised.value) == words.format(folder=folder, parent=tmp_path)
 
 
 def test_findings_are_read_back_and_hostile_ones_are_bounded():
@@ -149,7 +174,7 @@ def test_clocks_that_may_agree_are_called_right(member, server, seconds):
 @pytest.mark.parametrize(
     ("seconds", "status", "words"),
     [
-        (0.9, "ok", "the server's"),
+        (0.9, "ok", "in step with the server's"),
         (1.9, "ok", "2 s ahead of the server's"),
         (2.6, "warning", "3 s ahead of the server's"),  # Flower refuses 5 s.
         (-59.0, "ok", "59 s behind the server's"),

@@ -115,7 +115,7 @@ def test_a_server_s_certificate_and_clock_are_looked_at(files, monkeypatch, days
 @pytest.mark.parametrize(
     ("server_ahead", "status", "words"),
     [
-        (0.5, "ok", "the server's"),  # A date has no fractions.
+        (0.5, "ok", "in step with the server's"),  # A date has no fractions.
         (-30.0, "failed", r"\d+ s ahead of .* lets in no member that is 5 s ahead"),
         (3600.0, "failed", r"\d+ s behind .* lets in no member that is 305 s behind"),
         (100.0, "warning", r"\d+ s behind the server's"),
