@@ -66,13 +66,15 @@ def warn_of_classes(settings: ConfigRecord, data: Any, context: Context) -> None
     phrases = []
     if classes.missing:
         phrases.append(
-            f"it has no example that counts of the classes {_named(classes.missing)}"
-            f"{_concerned(classes.missing, labels)}: what these teach the model cannot be valued"
+            f"it has no usable example of the classes {_named(classes.missing)}"
+            f"{_concerned(classes.missing, labels)}: an update earns nothing for teaching the "
+            "model these classes"
         )
     if classes.rare:
         phrases.append(
             f"it has fewer than {RARE} examples of the classes {_named(classes.rare)}"
-            f"{_concerned(classes.rare, labels)}: what these teach the model is valued by chance"
+            f"{_concerned(classes.rare, labels)}: what an update earns for teaching the model "
+            "these classes is chance"
         )
     logger.warning("the held-out set that values members' updates: %s", "; ".join(phrases))
 

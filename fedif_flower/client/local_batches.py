@@ -157,7 +157,7 @@ class BatchesAsTheyCome:
         ValuationError
             If the data cannot be read as batches, or a batch is not of the objective's form.
         DataError
-            If the data are an iterator that an earlier epoch has used up.
+            If the data are an iterator that is used up or empty.
         """
         is_over = isinstance(self.data, Iterator)  # Until a batch comes of it.
         for batch in read_batches(self.data, None, self._batch_size, generator):
@@ -169,7 +169,8 @@ class BatchesAsTheyCome:
                 yield to_device(batch, self._device), size
         if is_over:
             raise DataError(
-                "client_data gives its batches once; local training needs them in every epoch"
+                "client_data is an iterator that is used up, or had no batch: return a list or a "
+                "DataLoader, which every epoch can go through"
             )
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, BatchSize]:

@@ -172,15 +172,19 @@ def measure_advance(name: str, received: NDArray[np.generic], returned: NDArray[
     Raises
     ------
     ReplyError
-        If an element went back or advanced by more than ``MAX_ADVANCE``, or if the array changed
+        If an element decreased or advanced by more than ``MAX_ADVANCE``, or if the array changed
         and does not hold integers or booleans.
     """
     if np.array_equal(received, returned):
         return 0
     if received.dtype.kind not in "biu":
-        raise ReplyError(f"array {name!r} of {received.dtype} was changed")
+        raise ReplyError(
+            f"array {name!r} of {received.dtype} was changed; allowed: the values sent"
+        )
     if np.less(returned, received).any():
-        raise ReplyError(f"integer array {name!r} went back: no counter does")
+        raise ReplyError(
+            f"integer array {name!r} decreased; allowed: unchanged, or counted upwards"
+        )
     # Differences in uint64 are exact modulo 2^64, and none is negative here.
     advance = int((returned.astype(np.uint64) - received.astype(np.uint64)).max())
     if advance > MAX_ADVANCE:

@@ -193,10 +193,10 @@ class ParameterLayout:
         views = {spec.name: spec.view(arrays[spec.name]) for spec in specs}
         for name, constant in self.constants.items():
             if not _same(view_array(arrays[name]), constant):
-                why = ""
-                if constant.dtype.kind == "c":
-                    why = " (complex arrays are not averaged)"
-                raise ReplyError(f"array {name!r} is not as it was sent{why}")
+                raise ReplyError(
+                    f"array {name!r} was changed; allowed: exactly the values sent, since complex "
+                    "and infinite values are not averaged"
+                )
         for name, first in self.tied.items():
             if not _same(view_array(arrays[name]), view_array(arrays[first])):
                 raise ReplyError(f"array {name!r} differs from {first!r}, to which it is tied")

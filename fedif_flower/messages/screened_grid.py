@@ -221,7 +221,10 @@ def believable(replies: Iterable[Message], sent: Sequence[Message]) -> Iterator[
             answered.add(message_id)
             yield _checked(reply, message)
         elif sender in nodes and (message is None or sender != message.metadata.dst_node_id):
-            logger.warning("a reply in the name of node %d answers none of its messages", sender)
+            logger.warning(
+                "a reply that claims to be from node %d answers no message sent to it: dropped",
+                sender,
+            )
         else:
             # A reply from a node that was not asked, or a node's second reply to one message. The
             # caller recognises and refuses both.

@@ -30,10 +30,10 @@ from tests.client.test_preflight import CONFIG, INPUTS, LABELS, make_task
 
 WARNED = "fedif_flower.client.held_out"
 WORDS = (
-    "the held-out set that values members' updates: it has no example that counts of the "
-    "classes 2 (2 of this node's 6 examples): what these teach the model cannot be valued; it has "
-    "fewer than 10 examples of the classes 0, 1 (4 of this node's 6 examples): what these teach "
-    "the model is valued by chance"
+    "the held-out set that values members' updates: it has no usable example of the classes 2 (2 "
+    "of this node's 6 examples): an update earns nothing for teaching the model these classes; it "
+    "has fewer than 10 examples of the classes 0, 1 (4 of this node's 6 examples): what an update "
+    "earns for teaching the model these classes is chance"
 )
 
 
@@ -148,7 +148,7 @@ def test_of_very_many_classes_the_first_are_told_and_that_there_may_be_more(capl
     asked(LocalGrid(elsewhere(client_app(make_task())), 2), make_task(), told)
     (words,) = warnings(caplog)
     assert "of the classes 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 99990 more at least" in words
-    assert "(at least 2 of this node's 6 examples): what these teach" in words
+    assert "(at least 2 of this node's 6 examples): an update earns nothing" in words
     assert "of the classes 0, 1 (4 of this node's 6 examples)" in words
 
 

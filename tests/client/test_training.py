@@ -431,6 +431,13 @@ def test_data_of_another_floating_point_type_than_the_model_s_are_named(held_as)
         train_task(regression(), nn.Linear(2, 1), data, CONFIG, generator())
 
 
+@pytest.mark.parametrize("batches", [[], [line(0, 4)]])
+def test_an_iterator_that_is_used_up_is_named(batches):
+    words = "^client_data is an iterator that is used up, or had no batch: return a list or a Data"
+    with pytest.raises(DataError, match=words):
+        train_task(regression(), nn.Linear(2, 1), iter(batches), CONFIG, generator())
+
+
 def test_a_list_of_examples_is_no_list_of_batches():
     rows, targets = line(0, 4)
     pairs = list(zip(rows, targets, strict=True))

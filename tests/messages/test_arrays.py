@@ -73,7 +73,7 @@ integers = (drawn.integer_dtypes() | drawn.unsigned_integer_dtypes()).flatmap(
 
 
 def test_what_is_no_integer_stays_as_it_was():
-    with pytest.raises(ReplyError, match="'x' of <U1 was changed"):
+    with pytest.raises(ReplyError, match="'x' of <U1 was changed; allowed: the values sent"):
         measure_advance("x", np.array("a"), np.array("b"))
 
 

@@ -100,7 +100,7 @@ HOSTILE: dict[str, tuple[Spoil, str]] = {
     "minus inf in a buffer": (_fill(float("-inf"), "1.running_mean"), "_mean' has NaN or Inf"),
     "no variance": (_fill(-1.0, "1.running_var"), "'1.running_var' has variances from -1 to"),
     "absurd variance": (_fill(1e12, "1.running_var"), "to 1e+12, where the model sent had at most"),
-    "counter went back": (_fill(-1, "1.num_batches_tracked"), "went back: no counter does"),
+    "lower counter": (_fill(-1, "1.num_batches_tracked"), "decreased; allowed: unchanged, or"),
     "absurdly large": (_fill(3e38), "has 3e+38, beyond 1e+15"),
     "other shape": (_with(lambda v: np.zeros((*v.shape, 2), v.dtype)), "has shape (3, 2, 2), not"),
     "transposed": (_with(lambda v: v.T), "has shape (2, 3), not (3, 2)"),

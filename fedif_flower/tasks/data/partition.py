@@ -154,7 +154,8 @@ def _draw(
         )
         raise ConfigError(
             f"dirichlet-alpha = {alpha}: found no division of {len(labels)} examples among "
-            f"{num_partitions} clients in which each has one; allowed: {allowed}"
+            f"{num_partitions} clients in which each client has at least one example; allowed: "
+            f"{allowed}"
         ) from error
 
 

@@ -166,7 +166,10 @@ def test_what_cannot_be_divided_is_refused(digits, cache, num, alpha, message, r
 )
 def test_what_would_help_is_said_where_a_client_has_no_example(cache, alpha, allowed) -> None:
     labels = np.random.default_rng(0).integers(0, 3, 50)
-    with pytest.raises(ConfigError, match=f"division of 50 examples among 50 clients .* {allowed}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"division of 50 examples among 50 clients in which each client .* {allowed}",
+    ):
         dirichlet_partition(labels, 50, alpha, 0)
 
 
