@@ -15,13 +15,14 @@ from torch import Tensor
 from fedif_flower.attacks import Colluder, build_behaviour
 from fedif_flower.attacks.registry import needs_collusion
 from fedif_flower.attacks.returned import require_updates
-from fedif_flower.errors import ConfigError, ReplyError
+from fedif_flower.errors import ConfigError, ReplyError, require
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY, COLLUSION_KEY, ROUND_KEY
 from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.polling_grid import ForwardingGrid, stream_replies
 from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.round import ModelVectors
+from fedif_flower.run.config import RunConfig
 from fedif_flower.run.kept_values import unreadable_in
 from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.part import Built, Kept, RunContext, RunPart
@@ -32,6 +33,16 @@ logger = logging.getLogger(__name__)
 
 class Collusion(RunPart):
     """Attackers that agree on what they send."""
+
+    def fits(self, config: RunConfig) -> None:
+        """Raise ConfigError if a quorum closes rounds before accomplices' updates come."""
+        quorum = config.pace.quorum
+        fits = not quorum or not needs_collusion(config, config.seed)
+        allowed = (
+            f"0 with attack = {config.attack!r}: accomplices' updates come after all others, so a "
+            "round would close without them"
+        )
+        require(fits, "pace.quorum", quorum, allowed)
 
     def build(self, run: RunContext) -> Built:
         """Return the wire by which accomplices see each other's updates."""

@@ -11,6 +11,8 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.instructions import ACCOMPLICE_KEY
 from fedif_flower.run.collusion import Agreement, ColludingGrid
+from fedif_flower.run.config import RunConfig
+from fedif_flower.run.parts import run_parts
 from fedif_flower.runtime.local_grid import LocalGrid
 
 
@@ -125,6 +127,16 @@ def test_a_number_of_numpy_s_is_not_kept(monkeypatch):
     agreement = Agreement(ClientConfig(attack="average", num_clients=4))
     agreement.collude(torch.zeros(2), torch.zeros(1, 2), 1, 0)
     assert agreement.memory(1) == {"met": 1}
+
+
+def test_a_quorum_which_would_close_rounds_without_accomplices_is_refused():
+    settings = {"fraction-train": 1.0, "malicious-fraction": 0.3, "pace.quorum": 0.5}
+    words = (
+        r"^pace\.quorum = 0\.5; allowed: 0 with attack = 'alie': accomplices' updates come after"
+    )
+    with pytest.raises(ConfigError, match=words):
+        RunConfig.from_run_config({**settings, "attack": "alie"}, run_parts())
+    RunConfig.from_run_config({**settings, "attack": "sign-flip"}, run_parts())
 
 
 class Handing(Colluder):
