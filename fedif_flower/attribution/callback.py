@@ -384,7 +384,21 @@ class PathAttribution(Callback):
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Keep what the next round needs to know of the rounds so far, for a checkpoint."""
+        if server_round and not self._has_taken(server_round):
+            self._attribute_to_nobody(server_round)
         self._memory.keep(server_round, self._round_of_last_step())
+
+    def _has_taken(self, server_round: int) -> bool:
+        """Whether a round is attributed, or its attribution is still being computed."""
+        if self._pending is not None:
+            taken_round, _ = self._pending
+            return taken_round.server_round == server_round
+        return bool(self.rounds) and self.rounds[-1].server_round == server_round
+
+    def _attribute_to_nobody(self, server_round: int) -> None:
+        """Attribute a round that asked nobody, so that no round is missing in the records."""
+        self.finish_last_round(server_round)
+        self._attribute(server_round, self._model.vectors, self._model.vectors)
 
     def _round_of_last_step(self) -> int:
         """Return the round of the last step that may still be taken back; 0: there is none."""

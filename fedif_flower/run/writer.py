@@ -287,7 +287,7 @@ class RunWriter(Callback):
             metrics = {**metrics, **measured}
         # Without on_round, this is before round 1, or the round has asked nobody.
         if self._round.round != server_round:
-            self._round = Round(server_round)
+            self._round = _round_without_members(server_round)
         self._is_last_evaluated = self.evaluation.is_evaluated
         self._round = self.evaluation.add_to(self._round, metrics)
         self._add(self.folder.rounds, [self._round.line()])
@@ -314,16 +314,24 @@ class RunWriter(Callback):
         """Write what :meth:`on_end` does."""
         if sys.exception() is not self._outer_error:
             self._write_report(is_finished=False)
+            self._end_attribution()
             return
         self._evaluate_last()
-        if self._attribution is not None:
+        self._end_attribution()
+        assert self._strategy is not None  # on_start has set it.
+        self.finish(self._strategy.model.record.to_torch_state_dict())
+
+    def _end_attribution(self) -> None:
+        """Write the attribution of the last round; later rounds are not this writer's."""
+        if self._attribution is None:
+            return
+        try:
             self._attribution.settle()
+        finally:
             # The strategy may be started again with another writer, which adds its own listener.
             listeners = self._attribution.on_attribution
             while self.folder.add_attribution in listeners:
                 listeners.remove(self.folder.add_attribution)
-        assert self._strategy is not None  # on_start has set it.
-        self.finish(self._strategy.model.record.to_torch_state_dict())
 
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write model, report and, last of all, ``summary.json``; return the summary."""
@@ -381,6 +389,13 @@ def _attribution_among(callbacks: Iterable[object]) -> PathAttribution | None:
         if isinstance(callback, PathAttribution):
             return callback
     return None
+
+
+def _round_without_members(server_round: int) -> Round:
+    """Return the record of a round that asked nobody; 0: of the model before round 1."""
+    if server_round == 0:
+        return Round(0)
+    return Round(server_round, status="kept", reason="nobody was asked")
 
 
 def _nobody_is(node: ClientNode) -> bool:  # noqa: ARG001

@@ -48,7 +48,7 @@ def written(
     beside = [attribution] if attribution else []
     callbacks = [RunWriter(directory, **own), *beside, *more]
     validation = attribution.validation if attribution else threshold_validation()
-    held_out = [validation] if kind is FedIF else []
+    held_out = [validation] if issubclass(kind, FedIF) else []
     setup = Setup(device="cpu")
     strategy = kind(*held_out, fraction_evaluate=0.0, callbacks=callbacks, setup=setup)
     grid = LocalGrid(clients or Movers([[1.0], [-1.0], [2.0]]), 3)
@@ -435,6 +435,61 @@ def test_a_round_that_an_error_ended_is_paid_once_when_it_is_done_again(
     assert third["loss_before"] == second["loss_after"]
     assert [record.round for record in strategy.history.rounds] == [1, 2, 3]
     assert load(tmp_path).state == "complete"
+
+
+@pytest.mark.parametrize("ends_well", [True, False])
+def test_rounds_after_a_writer_was_replaced_are_in_the_new_one_s_files_alone(tmp_path, ends_well):
+    attribution = PathAttribution(threshold_validation())
+    writer = RunWriter(tmp_path / "a")
+    callbacks = [writer, attribution]
+    if not ends_well:
+        callbacks.append(Failing())
+    strategy = FedIF(attribution.validation, callbacks=callbacks, **BASE)
+    grid = LocalGrid(Movers([[1.0], [-1.0], [2.0]]), 3)
+    if ends_well:
+        strategy.start(grid, model_arrays(Threshold()), num_rounds=2)
+    else:
+        with pytest.raises(RuntimeError, match="no more"):
+            strategy.start(grid, model_arrays(Threshold()), num_rounds=3)
+    strategy.callbacks[:] = [RunWriter(tmp_path / "b"), attribution]
+    strategy.start(grid, strategy.model.record, num_rounds=4 - strategy.completed_rounds)
+
+    def attributed_in(name: str) -> list[str]:
+        return [row["round"] for row in RunFolder(tmp_path / name).attributed_rounds.read()]
+
+    assert attributed_in("a") == ["1", "2"]
+    assert attributed_in("b") == ["1", "2", "3", "4"]
+
+
+class Pausing(FedIF):
+    """Draws nobody in its second round."""
+
+    def select(self, nodes, server_round):
+        if server_round == 2:
+            return []
+        return super().select(nodes, server_round)
+
+
+def test_a_round_that_asks_nobody_leaves_model_and_loss_as_they_are(tmp_path):
+    attribution = PathAttribution(threshold_validation())
+    strategy = written(tmp_path, attribution=attribution, kind=Pausing)
+    folder = RunFolder(tmp_path)
+    told = [(row["round"], row["status"], row["reason"]) for row in folder.rounds.read()]
+    assert told[1:] == [
+        ("1", "advanced", ""),
+        ("2", "kept", "nobody was asked"),
+        ("3", "advanced", ""),
+    ]
+    assert folder.summary.read()["kept_rounds"] == 1
+    first, second, third = folder.attributed_rounds.read()
+    assert second["loss_before"] == second["loss_after"] == first["loss_after"]
+    assert third["loss_before"] == second["loss_after"] != third["loss_after"]
+    assert [row["round"] for row in folder.attribution.read()] == [*"111333"]
+    # A run that is resumed takes over all three rounds.
+    resumed = PathAttribution(attribution.validation)
+    resumed.load_state_dict(attribution.state_dict(3), attribution.lines(0, 3), 3)
+    assert resumed.rounds == attribution.rounds
+    assert strategy.completed_rounds == 3
 
 
 def test_bounds_learn_once_from_a_round_that_is_done_again():
