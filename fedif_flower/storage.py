@@ -172,6 +172,21 @@ def write_private(path: Path, content: bytes) -> None:
     _write(path, content, 0o600, os.link)  # Unlike a rename, a link replaces no existing file.
 
 
+def make_private(path: Path, content: bytes) -> None:
+    """Write a file as :func:`write_private` does, unless another process makes it meanwhile.
+
+    Raises
+    ------
+    StorageError
+        If the file cannot be written.
+    """
+    try:
+        write_private(path, content)
+    except StorageError:
+        if not path.exists():
+            raise
+
+
 def _write(path: Path, content: bytes, mode: int, place: Callable[[Path, Path], None]) -> None:
     """Write a file beside ``path``, and put it there once it is whole and on the disk.
 

@@ -19,10 +19,10 @@ from fedif_consortium.statement.account import settle
 from fedif_consortium.statement.records import read_run
 from fedif_flower import load
 from fedif_flower.errors import ConfigError
-from fedif_flower.run import plots
+from fedif_flower.run import plots, results
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.results import Run
-from fedif_flower.run.rows import read_rows
+from fedif_flower.run.rows import cell, read_rows, read_table, text_in
 from fedif_studies.commands import cli
 from fedif_studies.lab.comparison import compare
 from fedif_studies.lab.curves import plot_curves
@@ -77,14 +77,36 @@ def test_intervals_are_about_other_held_out_examples_where_these_are_split(tmp_p
 
 def test_texts_are_read_as_they_were_written(tmp_path):
     """A spreadsheet takes them for formulas: a sign stands before them in the file."""
-    names = {0: "-hospital", 1: "'quoted'", 2: "@home"}
+    names = {0: "-hospital", 1: "'quoted'", 2: "'@home"}
     run = by_hand(tmp_path, names=names)
     run.folder.names.replace({"client_id": i, "name": name} for i, name in names.items())
     assert "'-hospital" in run.folder.names.path.read_text()
     assert [member.label for member in load(run.folder.path).members] == list(names.values())
+    assert [text_in(cell(text)) for text in ("=1", "'=1", "''=1", "'")] == [
+        "=1",
+        "'=1",
+        "''=1",
+        "'",
+    ]
     run.folder.rounds.replace([{"round": 1, "losses": "-0.5 -0.75", "reason": "=1+1"}])
     [line] = run.lines("rounds")
     assert (line["losses"], line["reason"]) == ("-0.5 -0.75", "=1+1")
+
+
+def test_completeness_reads_tables_as_often_whatever_their_length(tmp_path, monkeypatch):
+    run = by_hand(tmp_path)
+    run.folder.attendance.begin()
+    line = {"round": 1, "partition_id": 0, "client_id": 0, "presence": "online"}
+    run.folder.attendance.append([line] * 20)
+    read = []
+
+    def counted(path, *given, **options):
+        read.append(path.name)
+        return read_table(path, *given, **options)
+
+    monkeypatch.setattr(results, "read_table", counted)
+    assert len(run.completeness.members) == 3
+    assert len(read) < 10
 
 
 def test_members_are_sorted_by_any_column(tmp_path):

@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.serialization import (
 from fedif_consortium.evidence.names import holder_of, require_apart
 from fedif_flower.errors import ConfigError
 from fedif_flower.foreign import read_whole
-from fedif_flower.storage import config_folder, require_private, write_private
+from fedif_flower.storage import config_folder, make_private, require_private
 
 SigningKey = ec.EllipticCurvePrivateKey | Ed25519PrivateKey
 VerifyingKey = ec.EllipticCurvePublicKey | Ed25519PublicKey
@@ -145,8 +145,7 @@ def load_or_make_key(path: Path) -> Ed25519PrivateKey:
     path = path.expanduser()
     if not path.exists():
         key = Ed25519PrivateKey.generate()
-        write_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        return key
+        make_private(path, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     loaded = load_key(path)
     if not isinstance(loaded, Ed25519PrivateKey):
         raise ConfigError(f"key = {str(path)!r} is no Ed25519 key")

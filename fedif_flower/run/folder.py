@@ -42,6 +42,7 @@ from fedif_flower.storage import (
 from fedif_flower.valuation.noise_profile import Suspect
 
 _LOCK = ".run.lock"
+_ASKING_SECONDS = 0.1  # More than another process needs to ask whether a directory is held.
 _MEMBER = ("round", "partition_id", "client_id")
 SETTINGS_KEY = "settings"  # In the provenance of a run without a run config.
 HELD_OUT_KEY = "held_out"  # In provenance and checkpoints: the examination of the held-out set.
@@ -401,15 +402,18 @@ def write_tensors(path: Path, content: Mapping[str, Any]) -> None:
 
 def is_held(run_dir: Path) -> bool:
     """Whether a process holds a run's directory now, by :func:`hold_directory`."""
-    if not (run_dir / _LOCK).is_file():
+    lock_path = run_dir / _LOCK
+    if not lock_path.is_file():
         return False
+    lock = FileLock(lock_path)
     try:
-        with hold_directory(run_dir):
-            return False
-    except StorageError:
+        lock.acquire(timeout=_ASKING_SECONDS)
+    except Timeout:
         return True
-    except ConfigError:  # It cannot be written to. A run that begins there raises this error.
+    except OSError:  # It cannot be written to. A run that begins there raises an error.
         return False
+    lock.release()
+    return False
 
 
 @contextmanager
@@ -445,7 +449,7 @@ def hold_directory(
     is_new = not run_dir.exists()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=_ASKING_SECONDS)
         holder.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}")
     except Timeout:
         who = ""

@@ -304,6 +304,13 @@ class RunRecorder(RunWriter):
         if self.config.checkpoint_every:
             self._unsaved[table.name] += lines
 
+    def _replace_last(self, table: Table, line: Line) -> None:
+        """Replace the last line of a table, also for the next checkpoint."""
+        super()._replace_last(table, line)
+        unsaved = self._unsaved[table.name]
+        if unsaved and unsaved[-1]["round"] == line["round"]:
+            unsaved[-1] = line
+
     def finish(self, state_dict: Mapping[str, Tensor]) -> dict[str, Any]:
         """Write the last round's checkpoint, if it has none, and the results.
 

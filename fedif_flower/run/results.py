@@ -155,7 +155,8 @@ class Run:
     @cached_property
     def completeness(self) -> Completeness:
         """How complete the run is, judged by its complete rounds."""
-        attendance = [line for line in self.lines("attendance") if line["round"] <= self.last_round]
+        last = self.last_round  # Read once: it reads the table of rounds.
+        attendance = [line for line in self.lines("attendance") if line["round"] <= last]
         return completeness(
             self.lines("rounds"),
             self.lines_of_complete_rounds(),
@@ -291,7 +292,7 @@ class Run:
         weights = self.folder.provenance.read_if_there().get(BLOCKS_KEY) or []
         return {f"{BLOCK_COLUMN}{block}": weight for block, weight in enumerate(weights)}
 
-    @property
+    @cached_property
     def _is_split(self) -> bool:
         """Whether all contributions are split by blocks, which those of masked rounds are not."""
         if not self._blocks:

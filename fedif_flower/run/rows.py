@@ -77,7 +77,7 @@ def _with_texts_as_they_were(table: Any) -> Any:
     signs = re.escape("".join(_FORMULA))
     for place, name in enumerate(table.column_names):
         if name in _TEXTS:
-            texts = pc.replace_substring_regex(table[name], f"^'([{signs}])", r"\1")
+            texts = pc.replace_substring_regex(table[name], f"^'('*[{signs}])", r"\1")
             table = table.set_column(place, name, texts)
     return table
 
@@ -153,13 +153,16 @@ def text_of_cells(rows: Iterable[Iterable[str]]) -> str:
 
 
 def cell(value: object) -> object:
-    """Return a value as a CSV file holds it: a text like a formula gets an apostrophe in front."""
+    """Return a value as a CSV file holds it: a text like a formula gets an apostrophe in front.
+
+    So does such a text behind apostrophes of its own: :func:`text_in` takes one of them off.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
         return int(value)
     # The text may be a client's: a spreadsheet must not take it for a formula.
-    if isinstance(value, str) and value.startswith(_FORMULA):
+    if isinstance(value, str) and value.lstrip("'").startswith(_FORMULA):
         return "'" + value
     return value
 
@@ -167,6 +170,6 @@ def cell(value: object) -> object:
 def text_in(written: str) -> str:
     """Return the text of a cell, without the apostrophe that :func:`cell` puts before some."""
     text = written.removeprefix("'")
-    if text.startswith(_FORMULA):
+    if text.lstrip("'").startswith(_FORMULA):
         return text
     return written

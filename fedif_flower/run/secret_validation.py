@@ -37,7 +37,7 @@ from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.held_out import WITNESS, examine
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import torch_generator
-from fedif_flower.storage import config_folder, require_private, write_private
+from fedif_flower.storage import config_folder, make_private, require_private
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
@@ -81,7 +81,7 @@ def salt_of(nonce: str, path: Path | None = None) -> str:
     """
     path = path or secret_path()
     if not path.exists():
-        write_private(path, secrets.token_hex(_BYTES).encode())
+        make_private(path, secrets.token_hex(_BYTES).encode())
     require_private(path, "secret")
     try:
         secret = bytes.fromhex(path.read_text())

@@ -303,7 +303,8 @@ class RunWriter(Callback):
             return
         metrics = self.evaluation.evaluate(self._written, self._strategy.model)
         if self.evaluation.is_evaluated:
-            self.folder.rounds.replace_last(self.evaluation.add_to(self._round, metrics).line())
+            evaluated = self.evaluation.add_to(self._round, metrics)
+            self._replace_last(self.folder.rounds, evaluated.line())
 
     def on_end(self) -> None:
         """Write the report; also model and summary, unless an error ended the run."""
@@ -372,6 +373,10 @@ class RunWriter(Callback):
     def _add(self, table: Table, lines: Sequence[Line]) -> None:
         """Write lines to a table."""
         table.append(lines)
+
+    def _replace_last(self, table: Table, line: Line) -> None:
+        """Replace the last line of a table."""
+        table.replace_last(line)
 
     def _add_names(self, names: Mapping[int, str]) -> None:
         """Write the members' names, if any of these is new."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.clientapp import ClientApp
@@ -67,4 +68,7 @@ def simulate(
         cpus_per_client=cpus_per_client,
         gpus_per_client=gpus_per_client,
     ) as grid:
+        if not config.resume:
+            # While Ray started, another run may have begun in a folder of an automatic name.
+            loaded = replace(loaded, config=with_free_folder(config))
         return run_federation(grid, config, on_row, loaded=loaded, parts=parts)

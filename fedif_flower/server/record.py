@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 RoundStatus = Literal["advanced", "kept", "failed"]
 """``"advanced"``: there is a new model. ``"kept"``: the rule gave every update the weight 0, or
-nobody was asked, so the model stays. ``"failed"``: the model stays, or was taken back, for any other reason."""
+nobody was asked, so the model stays. ``"failed"``: the model stays, or was taken back, for any
+other reason."""
 
 # The figures of each client: from their attribute of an Aggregation to their column.
 _COLUMN_OF_FIGURE = {

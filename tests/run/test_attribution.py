@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import re
 import stat
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from scipy.stats import t
 
+from fedif_flower import storage
 from fedif_flower.attribution.quarantine import Decision
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.errors import CheckpointError, ConfigError
@@ -22,6 +24,7 @@ from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.report import bound_in_words
 from fedif_flower.run.rows import read_rows
 from fedif_flower.run.secret_validation import COMMITMENT, NONCE, commitment_of, salt_of
+from fedif_flower.storage import write_private
 from tests.run.resuming import run, run_config
 from tests.tolerance import rounding
 
@@ -147,6 +150,19 @@ def test_a_nonce_has_one_salt_which_its_commitment_does_not_tell(tmp_path):
     assert salt == salt_of("a", secret) != commitment_of(salt)
     assert salt not in (salt_of("b", secret), salt_of("a"))
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_a_secret_that_another_run_makes_at_the_same_moment_is_taken(tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+
+    def make_after_another(path: Path, content: bytes) -> None:
+        write_private(path, b"ab" * 32)
+        write_private(path, content)
+
+    monkeypatch.setattr(storage, "write_private", make_after_another)
+    salt = salt_of("a", secret)
+    assert secret.read_bytes() == b"ab" * 32
+    assert salt == salt_of("a", secret)
 
 
 def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp_path):

@@ -9,14 +9,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import pytest
 import torch
+from filelock import FileLock
 
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run import rows
-from fedif_flower.run.folder import RunFolder, files_of_rounds, hold_directory
+from fedif_flower.run.folder import RunFolder, files_of_rounds, hold_directory, is_held
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.part import RunContext
 from fedif_flower.run.provenance import tensors_hash
@@ -164,6 +166,15 @@ def test_the_holder_is_named_and_a_killed_one_lets_go(tmp_path):
         holder.kill()
     with hold_directory(tmp_path / "run"):
         pass
+
+
+def test_a_run_begins_although_another_process_asks_at_this_moment_who_is_there(tmp_path):
+    asking = FileLock(tmp_path / ".run.lock", thread_local=False)
+    asking.acquire()
+    Timer(0.02, asking.release).start()
+    with hold_directory(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
 
 
 def test_a_folder_that_went_read_only_hides_no_error_and_is_let_go(tmp_path, monkeypatch):

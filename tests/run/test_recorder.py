@@ -12,25 +12,29 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from client_app import app as client_app
 from fedif_flower import PathAttribution, load
 from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.run.attribution import KeptAttribution
+from fedif_flower.run.checkpoint import read_checkpoint
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.ending import print_summary, require_complete, require_last_round
+from fedif_flower.run.federation import run_federation
 from fedif_flower.run.figures import as_json_has_it, detection_auc, summarize
-from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.run.live_state import LiveState
 from fedif_flower.run.plots import plot_progress
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.rows import read_rows
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import ClientReport, Round, headline
-from fedif_flower.server.run import Callback
+from fedif_flower.server.run import Callback, StopTraining
 from fedif_flower.stages import FedAvgM
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.task import Metric
-from tests.run.resuming import recorder_of
+from tests.run.resuming import CLIENTS, recorder_of, run_config
 from tests.strategies.lines import BASE, Movers, fedavg, play, point, validation
 
 
@@ -256,6 +260,24 @@ def test_a_task_s_first_metric_is_shown_before_its_accuracy(tmp_path, pictures):
     rounds = [{"round": number, **figures} for number in range(2)]
     picture = plot_progress(rounds, RunFolder(tmp_path), title="")
     assert picture.name == "metric.png"
+
+
+class Stops(Callback):
+    """Ends a run once it is told of the metrics of its second round."""
+
+    def on_metrics(self, server_round, metrics):
+        if server_round == 2:
+            raise StopTraining("enough")
+
+
+def test_the_checkpoint_of_a_run_that_a_callback_ended_has_its_last_evaluation(tmp_path):
+    config = run_config(tmp_path, checkpoint_every=5, eval_every=5)
+    folder = RunFolder(run_federation(LocalGrid(client_app, CLIENTS), config, callbacks=[Stops()]))
+    [last] = [row for row in folder.rounds.read() if row["round"] == "2"]
+    [path] = files_of_rounds(folder.checkpoints).values()
+    kept = read_checkpoint(path).lines["rounds"][-1]
+    assert kept["round"] == 2
+    assert str(kept["validation_loss"]) == last["validation_loss"] != ""
 
 
 class SavesAndTakesBack(Callback):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from threading import Barrier, Event
 from unittest.mock import MagicMock
 
@@ -14,7 +16,7 @@ from client_app import app as client_app
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import hold_directory
-from fedif_flower.runtime import ray_grid
+from fedif_flower.runtime import ray_grid, simulation
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import simulate
 
@@ -168,6 +170,25 @@ def test_a_folder_that_cannot_be_written_is_refused_before_ray_starts(tmp_path):
     config = RunConfig.from_run_config({"num-clients": 2, "output-dir": str(no_folder)})
     with pytest.raises(ConfigError, match=r"output-dir = .*: cannot write"):
         simulate(config, client_app, cpus_per_client=0)  # Which Ray's start would refuse.
+
+
+def test_an_automatic_name_that_another_run_takes_while_ray_starts_gets_a_number(
+    tmp_path, monkeypatch
+):
+    own = {"num-clients": 2, "dataset": "digits", "output-dir": str(tmp_path)}
+    config = RunConfig.from_run_config(own)
+
+    @contextmanager
+    def slow_start(*_, **__):
+        with hold_directory(config.run_dir):
+            yield None
+
+    def folder_of_run(*_, loaded, **__) -> Path:
+        return loaded.config.run_dir
+
+    monkeypatch.setattr(simulation, "ray_grid", slow_start)
+    monkeypatch.setattr(simulation, "run_federation", folder_of_run)
+    assert simulate(config, client_app).name == f"{config.run_name}-2"
 
 
 def test_a_folder_that_another_run_holds_is_refused_before_ray_starts(tmp_path):
