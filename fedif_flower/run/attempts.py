@@ -43,4 +43,5 @@ def _put_files_of_others_aside(folder: RunFolder) -> None:
     names = folder.results()
     if names:
         kept_in = folder.keep_attempt()
-        logger.warning("%s: not of a run; kept in %s", enumerated(names), kept_in)
+        words = "no run wrote %s, though they are named like a run's results: moved to %s"
+        logger.warning(words, enumerated(names), kept_in)

@@ -165,9 +165,9 @@ class KeptAttribution(Kept):
             width := widest_share(attribution.rounds, attribution.block_weights)
         ):
             logger.info(
-                "attribution: so far each share is known to +- %.1f points of a hundred or better "
+                "attribution: each member's share is known to within %.1f percentage points so far "
                 "(95 %%, with another held-out set of the same size); with four times as many "
-                "examples to +- %.1f",
+                "examples, to within %.1f",
                 *(100 * width, 50 * width),
             )
 
@@ -183,7 +183,10 @@ class KeptAttribution(Kept):
         # Round 0 has no attribution: max, because ``after`` is -1 before the first checkpoint.
         lines = self._attribution.lines(max(after, 0), last_round)
         if not self._attribution.all_are_told:
-            raise CheckpointError("the attribution of the last round is not in all records")
+            raise CheckpointError(
+                "an error interrupted the attribution of the last round: no checkpoint of it is "
+                "written"
+            )
         return lines
 
     def memory(self, last_round: int) -> dict[str, Any]:
@@ -198,7 +201,8 @@ class KeptAttribution(Kept):
             raise ValueError("its rounds were not attributed; go on with attribution = 'off'")
         if memory.get(NONCE) != self._secret[NONCE]:
             raise ValueError(
-                "its contributions are of other data: keep credit.secret-validation as it was"
+                "its contributions were measured on other held-out data: set "
+                "credit.secret-validation as it was"
             )
         self._attribution.load_state_dict(memory, lines, last_round)
 
@@ -295,8 +299,9 @@ class KeptQuarantine(Quarantine, Kept):
         """Take over who is left out, and what is known of all members."""
         if not memory:
             logger.warning(
-                "quarantine: the checkpoint is of a version that did not keep who is left out; "
-                "all rounds are judged again, as if those had been online that are online now"
+                "quarantine: the checkpoint is of an earlier version, which did not keep who is "
+                "left out; all rounds are judged again, as if the members that are online now had "
+                "been online in each of them"
             )
             return
         self.load_state_dict(memory)

@@ -150,8 +150,8 @@ def _warn(names: Sequence[str], why: str) -> None:
     """Warn that clients begin without their memories, and why; say nothing if there are none."""
     if names:
         logger.warning(
-            "%s: what clients keep of their rounds begins anew, and the run does not go on bit for "
-            "bit: %s",
+            "%s: what clients keep of their rounds is lost, so the resumed run differs from one "
+            "without a stop: %s",
             " and ".join(names),
             why,
         )

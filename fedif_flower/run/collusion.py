@@ -116,9 +116,9 @@ class Agreement(Kept):
         lost = [name for name, value in remembered if unreadable_in(value) is not None]
         if lost:
             logger.warning(
-                "attack = %r: what accomplices remember as %s begins anew, and the run does not go "
-                "on bit for bit: checkpoints keep Python's own numbers, texts, tensors, and lists "
-                "and dicts of these",
+                "attack = %r: what accomplices remember as %s is lost, so the resumed run differs "
+                "from one without a stop: checkpoints keep Python's own numbers, texts, tensors, "
+                "and lists and dicts of these",
                 self.config.attack,
                 ", ".join(lost),
             )

@@ -411,7 +411,9 @@ def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:
     except ConfigError as error:
         raise ConfigError(f"{OWN_SETTINGS}: {error}") from error
     for key, value in own_settings.items():
-        allowed = "a key like 'Scaled.factor', which is not given otherwise"
+        allowed = (
+            "a key with a section, like 'Scaled.factor', that is not set in the run config as well"
+        )
         require("." in key and key not in values, OWN_SETTINGS, key, allowed)
         values[key] = value
     return values

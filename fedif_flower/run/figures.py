@@ -84,10 +84,10 @@ def troubles(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         shown.append(("rounds that failed", words))
     num_kept = summary.get("kept_rounds")
     if num_kept:
-        shown.append(("rounds that gave nobody weight", str(num_kept)))
+        shown.append(("rounds without any weight", str(num_kept)))
     evaluated = summary.get("last_evaluated_round")
     if evaluated is not None and evaluated < summary["rounds"]:
-        shown.append(("the last model that was evaluated", f"that of round {evaluated}"))
+        shown.append(("last evaluated round", str(evaluated)))
     return shown
 
 

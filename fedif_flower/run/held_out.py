@@ -54,7 +54,10 @@ class ExaminedHeldOut(RunPart):
         if is_corrected:
             remarks.append(f"the held-out loss is corrected for {corrected_words(record)}")
         elif is_noise(loaded.validation.noise):
-            remarks.append("the task's own loss allows for wrong held-out labels, and stays so")
+            remarks.append(
+                "the task's own loss is corrected for wrong labels already: no other correction is "
+                "made"
+            )
         elif held_out is None and config.section(ValidationSettings).noise == "auto":
             remarks.append(
                 "the held-out set is not examined (validation.vet = false): its labels are taken "

@@ -283,8 +283,8 @@ def _require_free(what: str, names: Iterable[str], taken: Collection[str]) -> No
     for name in names:
         if name in taken:
             raise ConfigError(
-                f"a part of the run: {what}: {name!r} is taken; allowed: a name that no other "
-                "part has, nor the run's own records"
+                f"Built.{what}: the name {name!r} is taken by another part or by the run itself; "
+                "allowed: a name that nothing else has"
             )
 
 

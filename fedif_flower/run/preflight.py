@@ -83,7 +83,7 @@ def read_config(
     settings = RunConfig.from_flower({**run_config, KEY: MOST}, parts)
     if is_simulated(grid):
         num_nodes = len(simulated_nodes(grid))
-        whereabouts = "simulated"
+        whereabouts = "simulated nodes"
         remedy = f'--federation-config "num-supernodes={max(100, 10 * num_nodes)}"'
     elif settings.resume:
         raise ConfigError(
@@ -92,11 +92,11 @@ def read_config(
         )
     else:
         num_nodes = len(wait_for_nodes(grid, _fewest_nodes(settings), NODE_TIMEOUT, KEY))
-        whereabouts = "online now"
+        whereabouts = "nodes online now"
         remedy = "start SuperNodes before the run"
     config = RunConfig.from_flower({**run_config, KEY: num_nodes}, parts)
     logger.info(
-        "%s = %d: the nodes that are %s, %d of them in a round; for more: %s",
+        "%s = %d, the number of %s; each round asks %d of them; for more clients: %s",
         KEY,
         num_nodes,
         whereabouts,

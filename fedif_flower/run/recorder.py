@@ -246,14 +246,17 @@ class RunRecorder(RunWriter):
         if self.rounds_left:
             logger.info("Resumed: round %d of %d is next", last + 1, self.num_rounds)
         else:
-            logger.info("Resumed: all %d rounds are done, only the end is made again", last)
+            words = "Resumed: all %d rounds are done; model, report and summary are written again"
+            logger.info(words, last)
         return arrays
 
     def _take_over(self, checkpoint: Checkpoint) -> ArrayRecord:
         """Take over what a checkpoint holds, and return its model; raise if it does not fit."""
         last = checkpoint.server_round
         if last > self.num_rounds:
-            raise ValueError(f"it is to have {self.num_rounds} rounds")
+            raise ValueError(
+                f"it is later than the last round, num-server-rounds = {self.num_rounds}"
+            )
         shapes = self.run.loaded.validation.shapes
         arrays = tensor_arrays(checkpoint.arrays)
         require_shapes("the run", shapes, arrays)
@@ -295,7 +298,7 @@ class RunRecorder(RunWriter):
         name = json.dumps(self.run_dir.name)
         keys = f'run-name={name} resume="auto" num-clients={self.config.num_clients}'
         if saved >= self.num_rounds:
-            return f"all rounds are done, and its end is made again with {keys}"
+            return f"all rounds are done; model, report and summary are written again with {keys}"
         return f"it goes on at round {saved + 1} with {keys}"
 
     def _add(self, table: Table, lines: Sequence[Line]) -> None:

@@ -137,7 +137,6 @@ def update(
         Tables for other pages in ``docs/``, by the page's file name.
     """
     manifest = project / "pyproject.toml"
-    text = manifest.read_text()
     new_texts = {manifest: _with_defaults(manifest.read_text(), toml_defaults(parts))}
     pages = {"configuration.md": markdown_tables(parts), **(more or {})}
     for name, tables in pages.items():

@@ -178,13 +178,13 @@ def _decrease(gain: Mapping[str, float | None]) -> str:
     remainder = gain["remainder"]
     if decrease is None or remainder is None:
         return _UNKNOWN
-    joint = "and"
+    sign = "+"
     if remainder < 0:
-        joint = "less"
+        sign = "-"
     decimals = decimals_for([decrease, remainder])
     return (
-        f"{decrease:.{decimals}f}: {gain['attributed']:.{decimals}f} by members, {joint} "
-        f"{abs(remainder):.{decimals}f} by nobody"
+        f"{decrease:.{decimals}f} = {gain['attributed']:.{decimals}f} contributed by members "
+        f"{sign} {abs(remainder):.{decimals}f} remainder"
     )
 
 

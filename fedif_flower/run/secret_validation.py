@@ -100,15 +100,16 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
     Raises
     ------
     ConfigError
-        If the test split cannot be divided: its batches are no tensors, or it is no larger than the
-        validation split.
+        If no such part can be drawn: the test split's batches are no tensors, it is no larger than
+        the validation split, or no target in the part counts.
     """
     count = int(loaded.validation.num_examples)
     part = loaded.test.sample(count, torch_generator("paying", int(salt, 16)))
     if part is loaded.test:
         raise ConfigError(
-            "credit.secret-validation = true needs a test split of tensors with more examples than "
-            f"the validation split's {count}"
+            f"credit.secret-validation = true draws {count} test examples, as many as the "
+            "validation split has: the test split needs to have more, to consist of tensors, and "
+            "to have targets that count among those drawn"
         )
     return replace(loaded, validation=part)
 
@@ -180,9 +181,11 @@ class SecretData:
         """Return remarks about the data for the log and the report, one sentence each."""
         remarks = []
         if self.held_out is not None:
-            remarks.append(f"secret data, which pay: {self.held_out.words()}")
+            remarks.append(f"secret data, by which members are paid: {self.held_out.words()}")
         if self.record[NOISE]:
-            remarks.append(f"their loss is corrected for {corrected_words(self.record)}")
+            remarks.append(
+                f"the loss on the secret data is corrected for {corrected_words(self.record)}"
+            )
         return remarks
 
 

@@ -32,7 +32,8 @@ _CONNECTION = "flwr.supernode.fleet_http_connection"
 _ASK = "Ask the operator to add this member (`fedif federation add-member`)."
 NOT_KNOWN = (
     "The SuperLink does not know this node's key: it is not registered there, or is no longer. "
-    f"{_ASK} If it is registered, this host's clock may be wrong: `fedif node check` looks."
+    f"{_ASK} If it is registered, this host's clock may be wrong: `fedif node check` compares the "
+    "clocks."
 )
 NOT_LET_IN = (
     "The SuperLink does not let this node in: its key is not registered there, or is no longer. "

@@ -120,8 +120,9 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 def test_flwr_run_in_a_clone_simulates_flowers_two_nodes(shell, tmp_path):
     tree = clone(tmp_path / "fedif-flower")
     printed = shell.flwr_run(tree, "--run-config", f"num-server-rounds={ROUNDS}")
-    line = "num-clients = 2: the nodes that are simulated, 1 of them in a round; for more: "
-    assert printed.count(f'fedif INFO: {line}--federation-config "num-supernodes=100"\n') == 1
+    line = "num-clients = 2, the number of simulated nodes; each round asks 1 of them; for more "
+    more = '--federation-config "num-supernodes=100"'
+    assert printed.count(f"fedif INFO: {line}clients: {more}\n") == 1
     for server_round in range(ROUNDS + 1):
         assert f"fedif INFO: round {server_round}: test accuracy" in printed
     (run_dir,) = (tree / "runs").iterdir()

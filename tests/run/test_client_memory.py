@@ -62,16 +62,16 @@ def test_where_memory_is_lost_the_resumed_run_names_what_remembers(own, tmp_path
     name = own.get("local_method") or own["attack"]
     config = run_config(tmp_path, resume="auto", num_server_rounds=4, **own)
     run(config, Hidden(LocalGrid(client_app, CLIENTS)), kill_at=3)
-    assert "begins anew" not in caplog.text
+    assert "the resumed run differs" not in caplog.text
     run(config, Hidden(LocalGrid(client_app, CLIENTS)))
-    assert f"{key} = {name!r}: what clients keep of their rounds begins anew" in caplog.text
+    assert f"{key} = {name!r}: what clients keep of their rounds is lost" in caplog.text
 
 
 def test_a_run_whose_clients_remember_nothing_resumes_without_a_word(tmp_path, caplog):
     config = run_config(tmp_path, resume="auto", num_server_rounds=4)
     run(config, Hidden(LocalGrid(client_app, CLIENTS)), kill_at=3)
     run(config, Hidden(LocalGrid(client_app, CLIENTS)))
-    assert "begins anew" not in caplog.text
+    assert "the resumed run differs" not in caplog.text
 
 
 def keeps_something(tmp_path, **own) -> bool:
@@ -123,11 +123,11 @@ def test_accomplices_remember_lists_and_say_what_is_lost(monkeypatch, caplog):
 
     first = Agreement(config)
     assert [sent(first, 1), sent(first, 2)] == [1.0, 3.0]
-    assert "begins anew" not in caplog.text
+    assert "the resumed run differs" not in caplog.text
     second = Agreement(config)
     second.restore((), first.memory(2), 2)
     assert sent(second, 3) == 6.0
-    assert "attack = 'my:Remembering': what accomplices remember as open begins anew" in caplog.text
+    assert "attack = 'my:Remembering': what accomplices remember as open is lost" in caplog.text
 
 
 def test_a_nodes_memory_is_of_one_run():

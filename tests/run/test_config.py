@@ -364,7 +364,8 @@ def test_a_run_that_is_stopped_behind_its_last_round_does_not_speak_of_another_o
             through_the_door(LateGrid(client_app, 2), settings)
     (told,) = (m for m in caplog.messages if m.startswith("stopped after"))
     said, _, keys = told.partition(" with ")
-    assert said == "stopped after round 2 of 2; all rounds are done, and its end is made again"
+    again = "model, report and summary are written again"
+    assert said == f"stopped after round 2 of 2; all rounds are done; {again}"
     through_the_door(LateGrid(client_app, 2), settings | parse_overrides(keys))
     (run_dir,) = tmp_path.iterdir()
     assert (run_dir / "summary.json").is_file()

@@ -281,7 +281,7 @@ def test_a_loss_of_the_task_that_allows_for_wrong_labels_stays(tmp_path, noise, 
     grid = LocalGrid(task_app(task), config.num_clients)
     with caplog.at_level(logging.INFO):
         folder = RunFolder(run_federation(grid, config, task=task, parts=run_parts()))
-    assert "the task's own loss allows for wrong held-out labels, and stays so" in caplog.text
+    assert "the task's own loss is corrected for wrong labels already" in caplog.text
     assert folder.provenance.read()["held_out"]["corrected_noise"] == pytest.approx(0.3)
     own = load_task(config, task).validation
     first = load(folder.path).lines("rounds")[0]
@@ -412,7 +412,7 @@ def test_what_pays_is_examined_and_corrected_for_itself(tmp_path, own_secret, ca
     assert 0.15 <= pays["low"] <= pays["noise"] <= pays["high"] <= 0.5
     assert pays["corrected_noise"] == pays["noise"]
     assert pays["examples"] == weighs["examples"]
-    assert "secret data, which pay: about" in caplog.text
+    assert "secret data, by which members are paid: about" in caplog.text
     # Nothing tells which examples these are, nor which of them look wrong.
     assert "suspects" not in pays
     assert not folder.held_out.path.exists()

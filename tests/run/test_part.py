@@ -32,7 +32,7 @@ OWN = ("rounds", "clients", "attendance", "names", "seconds")
 def test_a_second_thing_of_one_name_is_refused(tmp_path, first, second):
     run = context(tmp_path)
     run.add(first)
-    with pytest.raises(ConfigError, match=r"a part of the run: .* is taken; allowed: a name that"):
+    with pytest.raises(ConfigError, match=r"^Built\.\w+: the name .* is taken by another part or"):
         run.add(second)
 
 

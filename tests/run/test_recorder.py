@@ -150,7 +150,7 @@ def test_figures_of_an_earlier_model_than_the_last_say_so(tmp_path):
     summary = recorder.finish({"w": torch.zeros(1)})
     assert (summary["rounds"], summary["last_evaluated_round"]) == (3, 2)
     page = recorder.folder.report.read_text()
-    assert "| the last model that was evaluated | that of round 2 |" in page
+    assert "| last evaluated round | 2 |" in page
 
 
 def test_a_figure_that_is_no_number_is_none_in_the_summary(tmp_path):

@@ -669,7 +669,7 @@ def killed_in_round_three(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda c: {"server_round": 99}, "does not fit this run: it is to have 3 rounds"),
+        (lambda c: {"server_round": 99}, "it is later than the last round, num-server-rounds = 3"),
         (lambda c: {"strategy": {}}, "does not fit this run: KeyError"),
         (lambda c: {"arrays": c.arrays | {"new": torch.zeros(1)}}, "a model without 'new'"),
         (lambda c: {"lines": c.lines | {"rounds": c.lines["rounds"][:2]}}, "of the rounds 0 to 2"),

@@ -169,7 +169,7 @@ def test_the_fall_of_the_loss_is_that_between_the_ends_of_a_run(tmp_path):
     gain = RunFolder(tmp_path).summary.read()["attribution"]
     assert gain == pytest.approx({"decrease": 7.5, "attributed": 6.0, "remainder": 1.5})
     report = (tmp_path / "report.md").read_text()
-    assert "| 7.500: 6.000 by members, and 1.500 by nobody |" in report
+    assert "| 7.500 = 6.000 contributed by members + 1.500 remainder |" in report
 
 
 def a_line(before: float, after: float, attributed: float) -> dict[str, float]:
@@ -602,8 +602,8 @@ def test_files_that_are_called_like_a_run_s_are_put_aside(tmp_path, caplog):
     for name in ("model.pt", "names.csv"):
         assert (tmp_path / "attempt-1" / name).read_text() == "mine\n"
     assert (tmp_path / "notes.txt").read_text() == "mine\n"
-    words = f"model.pt, names.csv: not of a run; kept in {tmp_path / 'attempt-1'}"
-    assert words in caplog.text
+    words = "no run wrote model.pt, names.csv, though they are named like a run's results: moved to"
+    assert f"{words} {tmp_path / 'attempt-1'}" in caplog.text
     assert load(tmp_path).state == "complete"
 
 
