@@ -71,7 +71,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
     from fedif_flower.run.federation import run_federation
     from fedif_flower.run.folder import RunFolder
     from fedif_flower.run.parts import chosen_parts
-    from fedif_flower.run.preflight import read_config
+    from fedif_flower.run.preflight import read_config_and_count_nodes
     from fedif_flower.tasks.config import OWN
 
     app = ServerApp()
@@ -85,7 +85,7 @@ def server_app(task: Task | None = None, parts: Sequence[RunPart] | str | None =
         if task is not None:
             settings["task"] = OWN + task.name
         with _error_before_its_traceback():
-            config = read_config(grid, settings, run_parts)
+            config = read_config_and_count_nodes(grid, settings, run_parts)
             logger.info("Flower's SuperLink runs in %s", Path.cwd())
             run_dir = run_federation(
                 grid, config, _log_row, task=task, parts=run_parts, run_config=context.run_config

@@ -20,7 +20,7 @@ from fedif_flower.messages.held_out_classes import read_held_out_classes
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import NOISE
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.held_out import Witness, classes_of
+from fedif_flower.run.held_out import ContradictedLabels, classes_of
 from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.own_sections import CreditSettings, QuarantineSettings, ValidationSettings
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
@@ -117,7 +117,7 @@ def _secret_data(run: RunContext) -> SecretData:
 
 def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Built:
     """Return what the attribution adds to a run that pays by secret data."""
-    witness = Witness(
+    contradicted = ContradictedLabels(
         secret.validation,
         run.folder,
         None,
@@ -134,7 +134,7 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         remarks = []  # The task has no classes: that the remarks are in the log is enough.
     return replace(
         built,
-        callbacks=[*built.callbacks, witness],
+        callbacks=[*built.callbacks, contradicted],
         provenance={**built.provenance, **secret.provenance},
         remarks=remarks,
         columns=[PAYING_WITNESS],

@@ -140,7 +140,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         """Parse and check a Flower run config; settings that are ``"auto"`` are resolved.
 
         ``num-clients = "auto"`` becomes its default, since the caller simulates that many clients.
-        A ServerApp counts its nodes first, see :func:`~fedif_flower.run.preflight.read_config`.
+        A ServerApp counts its nodes first, see
+        :func:`~fedif_flower.run.preflight.read_config_and_count_nodes`.
 
         Parameters
         ----------

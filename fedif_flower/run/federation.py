@@ -28,7 +28,7 @@ from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (
     KEY,
     ask_members,
-    require_simulated,
+    require_fit_for_simulation,
     with_free_folder,
 )
 from fedif_flower.run.provenance import RUN_ID
@@ -96,7 +96,7 @@ def run_federation(
     config.require_heard(parts)
     for part in parts:
         part.fits(config)
-    require_simulated(grid, config)
+    require_fit_for_simulation(grid, config)
     loaded = loaded or load_task(with_free_folder(config), task)
     why_nobody = why_nobody_attacks(loaded.config)
     if why_nobody:

@@ -70,7 +70,7 @@ class ExaminedHeldOut(RunPart):
             logger.log(level, "%s", remark)
         if "accuracy" not in loaded.validation.metrics:
             remarks = []  # The task has no classes: that the remarks are in the log is enough.
-        witness = Witness(
+        contradicted = ContradictedLabels(
             run.loaded.validation,
             run.folder,
             held_out,
@@ -80,7 +80,7 @@ class ExaminedHeldOut(RunPart):
         # The suspects are in a table of their own, held_out.csv.
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
-            callbacks=[witness],
+            callbacks=[contradicted],
             kept={HELD_OUT_KEY: KeptHeldOut(record)},
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
@@ -170,7 +170,7 @@ class KeptHeldOut(Kept):
         """Do nothing: the record was read from the checkpoint before the strategy was made."""
 
 
-class Witness(Callback):
+class ContradictedLabels(Callback):
     """Measures in each round the share of held-out labels that the global model contradicts.
 
     A model contradicts a label if it gives another class a probability above 0.9. The run decides

@@ -51,7 +51,7 @@ MOST = 2**31 - 1  # The largest number of clients.
 PREFLIGHT_TIMEOUT = 300.0  # Seconds; a member reads its data and trains one batch in this time.
 
 
-def read_config(
+def read_config_and_count_nodes(
     grid: Grid, run_config: Mapping[str, Scalar], parts: Sequence[RunPart] | None = None
 ) -> RunConfig:
     """Parse a run config; ``num-clients = "auto"`` becomes the number of nodes that there are now.
@@ -204,7 +204,7 @@ def _earlier_run(config: RunConfig) -> tuple[str, str] | None:
     return None
 
 
-def require_simulated(grid: Grid, config: RunConfig) -> None:
+def require_fit_for_simulation(grid: Grid, config: RunConfig) -> None:
     """Raise ConfigError if a simulation cannot run these settings; real nodes are not checked.
 
     It cannot if the number of its nodes is not the run's number of clients, or if the run waits for

@@ -18,7 +18,7 @@ from fedif_flower.run.config import RunConfig, with_hyphens
 from fedif_flower.run.loaded_task import site_of
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.parts import run_parts
-from fedif_flower.run.preflight import read_config
+from fedif_flower.run.preflight import read_config_and_count_nodes
 from fedif_flower.run.recorder import RunRecorder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
@@ -308,7 +308,7 @@ def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewes
         def get_node_ids(self):
             return super().get_node_ids()[: int(clock.now)]
 
-    assert read_config(Coming(client_app, 50), settings).num_clients == fewest
+    assert read_config_and_count_nodes(Coming(client_app, 50), settings).num_clients == fewest
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewes
 )
 def test_what_is_wrong_is_said_before_anyone_is_waited_for(settings, error, clock):
     with pytest.raises(ConfigError, match=re.escape(error)):
-        read_config(LocalGrid(client_app, 0), settings)
+        read_config_and_count_nodes(LocalGrid(client_app, 0), settings)
     assert clock.now == 0
 
 
