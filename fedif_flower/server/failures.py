@@ -46,7 +46,9 @@ class MemberFailures:
     ----------
     maximum : int
         After this many errors in a row, >= 1, a member counts as failing. The run also ends after
-        this many rounds in a row in which no model could be made of enough usable replies.
+        this many rounds in a row in which no model could be made of enough usable replies. A round
+        with fewer replies neither counts nor interrupts the row: it does not show whether a model
+        can be made.
     max_paused_turns : int
         The longest pause in turns, >= 0; 0: no member is paused.
     """
@@ -57,8 +59,11 @@ class MemberFailures:
         # By client id. A member without an error since its last usable reply has no entry.
         self._erring: dict[int, _Errors] = {}
         self._poor = _PoorRounds()
-        # Rounds in a row that had enough usable replies, and still made no model of them.
+        # Rounds in a row that had enough usable replies, and still made no model of them. Rounds
+        # with fewer usable replies are not counted, and do not interrupt the row.
         self._failed_rounds = 0
+        # The number of rounds in which a member is asked once on average.
+        self._turn = 1
 
     def available(
         self, nodes: Sequence[ClientNode], server_round: int, at_least: int
@@ -113,14 +118,14 @@ class MemberFailures:
         late = {reply.node for reply in current.refused if reply.status == "late"}
         # A member that is merely slow has not erred: its reply may still come.
         members = [node for node in current.members if node not in late]
-        if not members:
-            return
         erred = [node.client_id for node in members if node.client_id not in usable_ids]
         self._pause_all(erred, current)
-        self._count_poor_round(len(members), len(erred))
+        # If all members are late, it is not known yet whether most of them err.
+        if members:
+            self._count_poor_round(len(members), len(erred))
         if why_failed:
             self._failed_rounds += 1
-        else:
+        elif current.aggregation is not None:
             self._failed_rounds = 0
         why = self._why_to_give_up(current.online)
         if why:
@@ -128,8 +133,8 @@ class MemberFailures:
             if not first_reason and current.refused:
                 first_reason = current.refused[0].reason
             raise TrainingFailedError(
-                f"{why}; the last was round {current.round} with {len(current.accepted)} valid "
-                f"replies of {len(members)}; first reason: {first_reason}"
+                f"{why}; the last was round {current.round} with {len(current.accepted)} usable "
+                f"replies; first reason: {first_reason}"
             )
 
     def update_late(self, current: Round) -> None:
@@ -138,17 +143,18 @@ class MemberFailures:
 
     def _pause_all(self, erred: Iterable[int], current: Round) -> None:
         """Count an error of each of these members in a round, and pause them."""
-        # A turn: the number of rounds in which a member is asked once on average.
-        turn = math.ceil(len(current.online) / max(len(current.members), 1))
+        # A round that only takes in late replies says nothing of how often members are asked.
+        if current.members:
+            self._turn = math.ceil(len(current.online) / len(current.members))
         for client_id in erred:
-            self._pause(client_id, current.round, turn)
+            self._pause(client_id, current.round)
 
-    def _pause(self, client_id: int, server_round: int, turn: int) -> None:
+    def _pause(self, client_id: int, server_round: int) -> None:
         """Pause a member after its k-th error in a row for 2^(k-1) - 1 turns."""
         before = self._erring.get(client_id, _Errors())
         in_a_row = before.in_a_row + 1
         turns = min(2 ** (in_a_row - 1) - 1, self.max_paused_turns)
-        self._erring[client_id] = _Errors(in_a_row, server_round + turn * turns)
+        self._erring[client_id] = _Errors(in_a_row, server_round + self._turn * turns)
 
     def _count_poor_round(self, num_members: int, num_erred: int) -> None:
         """Extend the row of rounds in which most members erred, or end it."""
@@ -163,7 +169,10 @@ class MemberFailures:
         """Return why the run has to end; empty if it goes on."""
         why = self._why_most_are_failing(online) or self._why_most_asked_err()
         if not why and self._failed_rounds >= self.maximum:
-            why = f"{self._failed_rounds} rounds in a row failed"
+            why = (
+                f"{self._failed_rounds} rounds in a row with enough usable replies made no model "
+                "of them"
+            )
         return why
 
     def _why_most_are_failing(self, online: Sequence[ClientNode]) -> str:
@@ -179,8 +188,8 @@ class MemberFailures:
         if 2 * num_failing <= len(online):
             return ""
         return (
-            f"most members fail: {num_failing} of {len(online)} gave no usable reply in "
-            f"{self.maximum} rounds in a row that they were asked in"
+            f"most members fail: {num_failing} of {len(online)} gave no usable reply the last "
+            f"{self.maximum} times that they were asked"
         )
 
     def _why_most_asked_err(self) -> str:

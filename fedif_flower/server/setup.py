@@ -65,11 +65,12 @@ class Setup(CheckedFields):
         A number k >= 1: the run ends with an error if more than half of the members gave no usable
         reply the last k times that they were asked, or after k rounds in a row in which enough
         replies were usable and no model could be made of them (see
-        :class:`~fedif_flower.server.failures.MemberFailures`). Two kinds of rounds do not count
-        among these k rounds. One is a round whose replies leave the model where it is, because they
-        do not change it or cancel each other: members that have learned all there is send such
-        replies, and otherwise a few members could end the run with them. The other is a round with
-        fewer than ``min_valid_replies`` usable replies: other members may come back.
+        :class:`~fedif_flower.server.failures.MemberFailures`). A round with fewer than
+        ``min_valid_replies`` usable replies neither counts among these k rounds nor interrupts
+        them: other members may come back. A round whose replies leave the model where it is,
+        because they do not change it or cancel each other, interrupts them: members that have
+        learned all there is send such replies, and otherwise a few members could end the run with
+        them.
     max_paused_turns : int
         A member that errs again and again is left out for at most this many of its turns, >= 0.
     max_num_examples : float
@@ -105,9 +106,8 @@ class Setup(CheckedFields):
         int,
         Setting(
             "the run ends when most members gave no usable reply this many times in a row, or when "
-            "in this many rounds in a row no model could be made of `min-valid-replies` or more; "
-            "rounds in which nobody changes the model, or in which fewer but some came, do not end "
-            "it",
+            "this many rounds in a row with `min-valid-replies` or more made no model of them; "
+            "rounds in which nobody changes the model do not end it",
             ge=1,
             changes_result=False,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord
 
 from fedif_flower import FedAvg
@@ -11,6 +12,7 @@ from fedif_flower.errors import TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.screening import RefusedReply
 from fedif_flower.messages.workspace import AcceptedReply
+from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.record import Round
@@ -39,6 +41,10 @@ def run(erring, num_nodes, rounds, kind=explode, **settings):
     reports = strategy.history.rounds
     asked = [[client.node.node_id - 1000 for client in report.clients] for report in reports]
     return asked, strategy, error
+
+
+def failed(node: ClientNode) -> RefusedReply:
+    return RefusedReply(node, "boom", "failed")
 
 
 def rounds_of_first(asked) -> list[int]:
@@ -81,6 +87,17 @@ def test_a_turn_is_the_rounds_in_which_a_member_is_asked_once():
     assert [len(failures.paused(t)) for t in (3, 6, 7)] == [1, 1, 0]
 
 
+def test_a_round_that_asks_nobody_does_not_lengthen_a_turn():
+    """Four of eight are asked: a turn is two rounds, also when the error comes late."""
+    nodes = [ClientNode(i, i) for i in range(8)]
+    failures = MemberFailures(3)
+    first = Round(1, members=nodes[:4], online=nodes, refused=[failed(node) for node in nodes[:4]])
+    failures.update(first, why_failed="")
+    only_late = Round(2, at_work=nodes[:1], online=nodes, refused=[failed(nodes[0])])
+    failures.update(only_late, why_failed="")
+    assert [len(failures.paused(t)) for t in (3, 4, 5)] == [1, 1, 0]
+
+
 def test_one_usable_reply_makes_everything_good():
     def first_two_fail(message, context):
         if message.content.config_records["config"]["server-round"] in (1, 2):
@@ -94,8 +111,8 @@ def test_one_usable_reply_makes_everything_good():
 @pytest.mark.parametrize(
     ("erring", "num_nodes", "fraction", "words"),
     [
-        (6, 10, 1.0, "of 10 gave no usable reply in 3 rounds in a row"),
-        (12, 20, 0.3, "of 20 gave no usable reply in 3 rounds in a row"),
+        (6, 10, 1.0, "of 10 gave no usable reply the last 3 times"),
+        (12, 20, 0.3, "of 20 gave no usable reply the last 3 times"),
         # Long before all were asked.
         (1000, 1000, 0.01, "30 of the 30 asked in 3 rounds in a row gave no usable reply"),
     ],
@@ -105,6 +122,46 @@ def test_a_federation_of_mostly_failing_members_stops(erring, num_nodes, fractio
     assert len(asked) < 200
     assert words in error
     assert "out of memory" in error
+
+
+def of_late_reply(server_round: int, **others) -> Round:
+    """Return a round whose own member is late, and that takes in the reply of an earlier one."""
+    early, late = ClientNode(0, 0), ClientNode(1, 1)
+    return Round(
+        server_round,
+        members=[late],
+        at_work=[early],
+        online=[early, late],
+        accepted=[AcceptedReply(early, None, 1.0, {})],
+        refused=[RefusedReply(late, "none yet", "late")],
+        **others,
+    )
+
+
+def test_late_replies_of_which_no_model_can_be_made_end_a_run():
+    """As with a buffer: a round's own members are never in time."""
+    failures = MemberFailures(3)
+    for server_round in (1, 2):
+        failures.update(of_late_reply(server_round), why_failed="boom")
+    words = "3 rounds in a row with enough usable replies made no model of them; the last was round"
+    with pytest.raises(TrainingFailedError, match=f"{words} 3 .* first reason: boom"):
+        failures.update(of_late_reply(3), why_failed="boom")
+
+
+def test_a_round_of_too_few_replies_does_not_hide_that_no_model_can_be_made():
+    failures = MemberFailures(2)
+    failures.update(of_late_reply(1), why_failed="boom")
+    failures.update(of_late_reply(2), why_failed="")
+    with pytest.raises(TrainingFailedError, match="2 rounds in a row"):
+        failures.update(of_late_reply(3), why_failed="boom")
+
+
+def test_a_round_that_could_be_weighed_interrupts_the_failed_ones():
+    failures = MemberFailures(2)
+    weighed = Aggregation(weights=torch.zeros(1))
+    for server_round in range(1, 9, 2):
+        failures.update(of_late_reply(server_round), why_failed="boom")
+        failures.update(of_late_reply(server_round + 1, aggregation=weighed), why_failed="")
 
 
 def test_half_are_not_most():

@@ -106,7 +106,7 @@ def test_a_round_in_which_a_member_counts_for_more_makes_no_model(examples, clie
     strategy = FedAvg(**BASE)
     grid = LocalGrid(Movers(ONE_WRONG, examples), 4)
     wrapper = fixed("ServerSide", strategy, noise=1.0, clients=clients)
-    with pytest.raises(TrainingFailedError, match=f"3 rounds in a row failed; .*{why}"):
+    with pytest.raises(TrainingFailedError, match=f"3 rounds in a row .*{why}"):
         wrapper.start(grid, model_arrays(point()), num_rounds=5)
     assert strategy.model.vectors.params.tolist() == [0.0, 0.0]
 
