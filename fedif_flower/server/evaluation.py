@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -22,7 +22,14 @@ EvaluateFunction = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 def draw_evaluators(
-    roster: Roster, grid: Grid, server_round: int, *, share: float, least: int, seed: int
+    roster: Roster,
+    grid: Grid,
+    server_round: int,
+    *,
+    share: float,
+    least: int,
+    at_work: Collection[int],
+    seed: int,
 ) -> list[int]:
     """Draw the nodes that evaluate a round's model, and return their ids.
 
@@ -32,7 +39,7 @@ def draw_evaluators(
     Parameters
     ----------
     roster : Roster
-        Knows which nodes are online, and which are paused.
+        Knows which nodes are online, and which of them may be asked.
     grid : Grid
         The connection to the nodes.
     server_round : int
@@ -40,16 +47,24 @@ def draw_evaluators(
     share : float
         The share of the nodes online that is drawn, in (0, 1].
     least : int
-        The smallest number of nodes to draw.
+        The smallest number of nodes to draw, if so many may be asked.
+    at_work : collection of int
+        The ids of the nodes that still train: they are not drawn, since all evaluators are awaited.
     seed : int
         The strategy's seed.
     """
     needed = max(least, 1)
-    nodes = roster.directory.online(grid, needed, "min_evaluate_nodes")
-    free = roster.failures.available(nodes, server_round, needed)
-    size = share_of(len(nodes), share, least)
+    present = roster.call(
+        grid,
+        server_round,
+        least=needed,
+        awaited=needed,
+        key="min_evaluate_nodes",
+        at_work=at_work,
+    )
+    size = share_of(len(present.online), share, least)
     generator = numpy_generator("sample-evaluators", seed, server_round)
-    return [node.node_id for node in sample_clients(free, size, generator)]
+    return [node.node_id for node in sample_clients(present.candidates, size, generator)]
 
 
 def users_metrics(

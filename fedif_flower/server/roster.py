@@ -91,8 +91,9 @@ class Roster:
         server_round : int
             The round.
         least : int
-            The number of members that a round needs. If the filters leave fewer, they are ignored;
-            so are the pauses if too few members are not paused.
+            The number of members that a round needs. Members at work count among them: their
+            replies are still to come. If too few members are not paused, the pauses are ignored; if
+            the filters leave too few, so are they.
         awaited : int
             The number of members that have to be online before the round asks any.
         key : str
@@ -103,16 +104,17 @@ class Roster:
         online = self.directory.online(grid, awaited, key)
         free = self.failures.available(online, server_round, least)
         idle = [node for node in free if node.node_id not in at_work]
+        num_at_work = len(free) - len(idle)
         admitted: Sequence[ClientNode] = idle
         for admit in self.admit:
             admitted = admit(admitted, server_round)
-        if len(admitted) < least and len(admitted) < len(idle):
+        if len(admitted) + num_at_work < least and len(admitted) < len(idle):
             logger.warning(
-                "round %d: %d members are left out, but only %d others are free and %d are needed: "
-                "they may be drawn as well",
+                "round %d: %d members are left out, but only %d others are there and %d are "
+                "needed: they may be drawn as well",
                 server_round,
                 len(idle) - len(admitted),
-                len(admitted),
+                len(admitted) + num_at_work,
                 least,
             )
             admitted = idle

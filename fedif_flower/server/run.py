@@ -533,11 +533,23 @@ class RunningStrategy(FedAvg):
             server_round,
             share=self.fraction_evaluate,
             least=self.min_evaluate_nodes,
+            at_work=self._still_training(server_round),
             seed=self.seed,
         )
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
+
+    def _still_training(self, server_round: int) -> set[int]:
+        """Return the ids of the nodes that still train when a round's model is evaluated.
+
+        Without late replies, nodes whose reply did not come in time train as well.
+        """
+        node_ids = set(self.intake.outstanding(server_round + 1))
+        for record in self.history.after(server_round - 1):
+            late = [client.node for client in record.clients if client.status == "late"]
+            node_ids.update(node.node_id for node in late)
+        return node_ids
 
     # -- the rounds of another loop than `start`
 

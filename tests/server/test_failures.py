@@ -15,7 +15,9 @@ from fedif_flower.messages.workspace import AcceptedReply
 from fedif_flower.round import Aggregation
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.failures import MemberFailures
+from fedif_flower.server.nodes import identify_clients
 from fedif_flower.server.record import Round
+from fedif_flower.server.roster import NodeDirectory, Roster
 from fedif_flower.server.run import Callback
 from fedif_flower.strategies import Setup
 from tests.server.hostile import Clients, spoiled_reply
@@ -215,8 +217,35 @@ def test_a_federation_is_not_left_without_members_and_that_is_said(caplog):
 
     asked, _, _ = run(0, 3, 2, callbacks=[Nobody()])
     assert asked == [[0, 1, 2]] * 2
-    words = "round 2: 3 members are left out, but only 0 others are free and 1 are needed"
+    words = "round 2: 3 members are left out, but only 0 others are there and 1 are needed"
     assert words in caplog.text
+
+
+def test_who_is_left_out_does_not_evaluate():
+    class AllButTheFirst(Callback):
+        def on_start(self, strategy):
+            strategy.roster.admit.append(lambda nodes, server_round: nodes[1:])
+
+    setup = Setup(device="cpu", identify=identify_clients)
+    strategy = FedAvg(callbacks=[AllButTheFirst()], setup=setup)
+    grid = LocalGrid(Clients(), 3)
+    result = strategy.start(grid, ArrayRecord([np.zeros(1, np.float32)]), num_rounds=1)
+    # Partition p measures p.
+    assert result.evaluate_metrics_clientapp[1]["accuracy"] == (1 + 2) / 2
+
+
+def test_members_at_work_are_enough_to_leave_others_out():
+    """With a buffer, few members are idle: the one that is left out is all that could be drawn."""
+    roster = Roster(NodeDirectory(None, timeout=1.0), MemberFailures(3))
+    roster.admit.append(lambda nodes, server_round: [])
+    grid = LocalGrid(Clients(), 3)
+
+    def candidates(at_work: set[int]) -> int:
+        present = roster.call(grid, 1, least=2, awaited=2, key="", at_work=at_work)
+        return len(present.candidates)
+
+    assert candidates({1000, 1001}) == 0
+    assert candidates({1000}) == 2
 
 
 def test_callbacks_are_told_who_is_asked_who_is_paused_and_what_came():

@@ -79,6 +79,22 @@ def test_when_a_round_closes_and_what_becomes_of_who_is_slower(pace, more, expec
     assert grid.now == seconds
 
 
+@pytest.mark.parametrize(
+    ("pace", "accuracies"),
+    [(Pace(quorum=2), [0.5, 0.5]), (PATIENT, [0.5, 0.5, 0.5, 0.5, 1.0])],
+)
+def test_who_still_trains_does_not_evaluate(pace, accuracies):
+    """Partition p measures p. The last is late, but in round 5 with late replies it is the second.
+
+    Otherwise evaluation would wait for the training that the round did not wait for.
+    """
+    grid = ClockedGrid(Movers(STEPS), 3, SECONDS.__getitem__)
+    strategy = FedAvg(setup=Setup(device="cpu", pace=pace, identify=identify_clients))
+    result = strategy.start(grid, model_arrays(point()), len(accuracies))
+    measured = result.evaluate_metrics_clientapp
+    assert [measured[t]["accuracy"] for t in sorted(measured)] == accuracies
+
+
 class Wrapping(FedAvg):
     """Leaves the replies to the strategy."""
 
