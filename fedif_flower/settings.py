@@ -379,8 +379,11 @@ def _choices(field: FieldInfo) -> list[str]:
     """Return the names that a setting may be, as errors list them; empty: any value."""
     declared = extra_of(field, "choices")
     choices = list(declared)
-    if not choices and get_origin(field.annotation) is Literal:
-        choices = list(get_args(field.annotation))
+    if not choices:
+        # The type may be `Literal[...] | None`.
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if get_origin(kind) is Literal:
+                choices = list(get_args(kind))
     more = getattr(declared, "also", None)  # A registry accepts module:object as well.
     if choices and more:
         choices.append(more)

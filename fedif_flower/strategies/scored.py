@@ -26,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 _NORMALIZATION = Setting("min-max over the round (off: an ablation)")
 _SMOOTH_UPDATE = Setting("smooth over rounds with rate gamma (off: an ablation)")
+_BIAS_CORRECTION = Setting(
+    "the weight score of a client with few rounds is the mean of its rounds, not held down or up "
+    "by where it started"
+)
+_WEIGHT_SCOPE = Setting(
+    "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all clients"
+)
 RoundNormalization = Annotated[bool, _NORMALIZATION]
 
 
@@ -47,14 +54,15 @@ class Weighting(CheckedFields):
     smooth_update : bool, optional
         Whether scores are smoothed over rounds; if not, :math:`\Omega = \Psi`. Default: ``True``;
         for FedSV ``False``.
-    bias_correction : bool
+    bias_correction : bool, optional
         Whether the part of a weight score that is left of ``initial`` is taken out, so that it does
         not hold down a client of few rounds (see
-        :class:`~fedif_flower.valuation.ledger.ScoreLedger`).
-    weight_scope : str
+        :class:`~fedif_flower.valuation.ledger.ScoreLedger`). Default: ``False``.
+    weight_scope : str, optional
         ``"participants"``: weights sum to 1 over the round's clients. ``"population"``: AFedSV's
         unbiased form over all K clients (see
-        :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`).
+        :meth:`~fedif_flower.valuation.ledger.ScoreLedger.population_weights`). Default:
+        ``"participants"``.
     num_clients : int, optional
         The number K of clients for ``"population"``. Default, and the least that counts: the number
         of nodes seen so far.
@@ -65,19 +73,8 @@ class Weighting(CheckedFields):
     initial: float | None = None
     round_normalization: Annotated[bool | None, _NORMALIZATION] = None
     smooth_update: Annotated[bool | None, _SMOOTH_UPDATE] = None
-    bias_correction: Annotated[
-        bool,
-        Setting(
-            "the weight score of a client with few rounds is the mean of its rounds, not held "
-            "down or up by where it started"
-        ),
-    ] = False
-    weight_scope: Annotated[
-        WeightScope,
-        Setting(
-            "weights sum to 1 over the round's clients, or AFedSV's unbiased form over all clients"
-        ),
-    ] = "participants"
+    bias_correction: Annotated[bool | None, _BIAS_CORRECTION] = None
+    weight_scope: Annotated[WeightScope | None, _WEIGHT_SCOPE] = None
     num_clients: int | None = None
 
     def __post_init__(self) -> None:
@@ -94,6 +91,8 @@ class FullWeighting(Weighting):
     initial: float = 0.0
     round_normalization: RoundNormalization = True
     smooth_update: Annotated[bool, _SMOOTH_UPDATE] = True
+    bias_correction: Annotated[bool, _BIAS_CORRECTION] = False
+    weight_scope: Annotated[WeightScope, _WEIGHT_SCOPE] = "participants"
 
     def changed_by(self, weighting: Weighting) -> Self:
         """Return a copy with all fields of ``weighting`` that are not ``None``."""

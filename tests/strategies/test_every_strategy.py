@@ -286,6 +286,7 @@ RAW = of.Weighting(round_normalization=False, bias_correction=True)
 # What they leave out is the strategy's own.
 POPULATION = of.Weighting(weight_scope="population")
 CORRECTED = of.Weighting(bias_correction=True)
+UNCORRECTED = of.Weighting(bias_correction=False)
 SMOOTH = of.Weighting(smooth_update=True)
 
 
@@ -293,6 +294,12 @@ class Eager(of.FedIF):
     """A strategy of one's own, which says of its weighting what differs alone."""
 
     default_weighting = of.Weighting(initial=1.0)
+
+
+class Corrected(of.FedIF):
+    """Another one, whose own weighting is kept where the given one does not say otherwise."""
+
+    default_weighting = of.Weighting(bias_correction=True)
 
 
 @pytest.mark.parametrize(
@@ -311,6 +318,9 @@ class Eager(of.FedIF):
         (of.ShapFed, {"weighting": CORRECTED}, Scoring(0.5, 0.0, True, False)),
         (of.InfluenceDescent, {"gamma": 0.1}, Scoring(0.1, 1.0, False, False)),
         (Eager, {"weighting": CORRECTED}, Scoring(0.3, 1.0, True, True)),
+        (Corrected, {}, Scoring(0.3, 0.0, True, True)),
+        (Corrected, {"weighting": POPULATION}, Scoring(0.3, 0.0, True, True)),
+        (Corrected, {"weighting": UNCORRECTED}, Scoring(0.3, 0.0, False, True)),
         (of.FedAvg, {}, None),
     ],
 )
