@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from fedif_flower.errors import ConfigError, TrainingFailedError, ValuationError
+from fedif_flower.errors import ConfigError, TrainingFailedError, ValuationError, with_place
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
@@ -209,6 +209,12 @@ class RunningStrategy(FedAvg):
 
         It is for what every callback has to know, such as that a round is complete.
         """
+        errors = self._errors_of_all(notify)
+        if errors:
+            raise errors[0]
+
+    def _errors_of_all(self, notify: Callable[[Callback], object]) -> list[BaseException]:
+        """Call ``notify`` for each callback, and return the errors that callbacks raise."""
         errors: list[BaseException] = []
         for callback in self.callbacks:
             try:
@@ -217,8 +223,7 @@ class RunningStrategy(FedAvg):
                 self._stop = stop
             except BaseException as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        return errors
 
     def begin(self, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Take the model that a run begins with, and tell callbacks of the start."""
@@ -271,10 +276,17 @@ class RunningStrategy(FedAvg):
         """Forget what was learned in a round that an error ended."""
 
     def _tell_end(self, *, failed: bool) -> None:
-        """Tell callbacks of the end; after a run that did not fail, log the stages' remarks."""
-        self.tell_all(lambda callback: callback.on_end())
+        """Tell callbacks of the end; after a run that did not fail, log the stages' remarks.
+
+        If the run failed, errors of callbacks are logged: the caller gets the error that ended it.
+        """
+        errors = self._errors_of_all(lambda callback: callback.on_end())
         if failed:
+            for error in errors:
+                logger.error("a callback fails at the end of the run: %s", with_place(error))
             return
+        if errors:
+            raise errors[0]
         for stage in self.stages:
             remark = stage.remark()
             if remark:
@@ -630,11 +642,15 @@ class RunningStrategy(FedAvg):
             except ValuationError as error:
                 no_metrics.append(error)
 
+        errors: list[BaseException] = []
         try:
             self.tell(show_model)
-        finally:
-            self.history.metrics[server_round] = dict(metrics)
-            self.tell_all(lambda callback: callback.on_metrics(server_round, metrics))
+        except BaseException as error:
+            errors.append(error)
+        self.history.metrics[server_round] = dict(metrics)
+        errors += self._errors_of_all(lambda callback: callback.on_metrics(server_round, metrics))
+        if errors:
+            raise errors[0]  # The first: what comes after it may be its consequence.
         self.tell(lambda callback: callback.on_round_end(server_round))
         # Raised only now, when the round is complete and saved: a restart begins after it.
         if no_metrics:

@@ -405,6 +405,25 @@ def test_a_round_in_which_a_callback_fails_does_not_end():
     assert counting.noted == [(0, {"rounds-so-far": 0.0}), 0, (1, {}), "end"]
 
 
+class FullDisk(Callback):
+    """Can write neither a round's metrics nor the end."""
+
+    def on_metrics(self, server_round, metrics):
+        raise OSError("no space left for metrics")
+
+    def on_end(self):
+        raise OSError("no space left for the end")
+
+
+def test_the_error_that_ends_a_run_is_the_first_one(caplog):
+    broken = Counting(RuntimeError("broken"), in_round=0)
+    with pytest.raises(RuntimeError, match="broken"):
+        start(broken, FullDisk())
+    assert "a callback fails at the end of the run: OSError('no space left for the end')" in (
+        caplog.text
+    )
+
+
 # -- a model that nobody can go on from: one reply costs two rounds, not the run
 
 
