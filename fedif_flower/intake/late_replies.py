@@ -37,12 +37,13 @@ class LateReplies(IntakeAround):
     def require(self, host: Any, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError if late replies cannot come in this grid, or cannot be used."""
         late_rounds = self._pace.late_rounds
-        can_come = isinstance(grid, ScreenedGrid) and grid.keeps_late
         words = (
-            "0 in a simulation (and no buffered rounds), whose replies are never late, and where "
-            "another loop than the strategy's own start sends the messages"
+            "0 (and no buffered rounds) where another loop than the strategy's own start sends the "
+            "messages"
         )
-        require(can_come, "late_rounds", late_rounds, words)
+        require(isinstance(grid, ScreenedGrid), "late_rounds", late_rounds, words)
+        words = "0 in a simulation (and no buffered rounds): replies there are never late"
+        require(grid.keeps_late, "late_rounds", late_rounds, words)
         words = "0 with a local method whose clients send more than a model"
         require(self.inner.is_alone, "late_rounds", late_rounds, words)
         super().require(host, grid, initial_arrays)

@@ -27,7 +27,7 @@ def require_flower_arguments(strategy: FedAvg) -> None:
         require(is_count(number), name, number, "an integer >= 0")
     for name in ("arrayrecord_key", "configrecord_key", "weighted_by_key"):
         key = getattr(strategy, name)
-        require(isinstance(key, str) and bool(key), name, key, "a name")
+        require(isinstance(key, str) and bool(key), name, key, "a string that is not empty")
     # A message holds one record for each key: with equal keys the config would replace the model.
     differs = strategy.configrecord_key != strategy.arrayrecord_key
     words = f"another name than arrayrecord_key = {strategy.arrayrecord_key!r}"

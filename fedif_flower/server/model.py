@@ -115,7 +115,7 @@ def require_judge(whose: str, validation: Validation, model: GlobalModel) -> Non
     require_shapes(whose, validation.shapes, sent, trained=trained, names=layout.own_name)
     if layout.parameter_names != trained:
         raise ConfigError(
-            f"the strategy does not train what the model of {whose} does; give it setup="
+            f"the strategy trains other parameters than the model of {whose}; give it setup="
             "Setup(trainable_keys=validation.parameter_names, tied_keys=validation.tied_names)"
         )
 

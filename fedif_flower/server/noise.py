@@ -61,10 +61,11 @@ def require_equal_weights(wrapper: NoiseWrapper, why_not: str) -> None:
     """
     if why_not:
         raise ConfigError(
-            f"{type(wrapper).__name__} adds noise for members that count for "
-            f"1/{wrapper.num_sampled_clients} each, but {why_not}: the sensitivity is the largest "
-            "weight; allowed: FedAvg or FedProx without stages, of members with equal examples, or "
-            "noise that each member adds itself, such as Flower's LocalDpMod"
+            f"{type(wrapper).__name__} adds noise for members with weights of at most "
+            f"1/{wrapper.num_sampled_clients}, but {why_not}: a member may have a larger weight, "
+            "and the noise would not hide it; allowed: FedAvg or FedProx without stages, of "
+            "members with equal examples, or noise that each member adds itself, such as Flower's "
+            "LocalDpMod"
         )
 
 

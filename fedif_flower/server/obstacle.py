@@ -103,4 +103,7 @@ def _why_it_stands_still(updates: RoundUpdates, aggregation: Aggregation) -> str
         return "every accepted update has weight 0"
     if not bool(updates.squared_norms.any()):
         return "no accepted reply changes the model"
-    return "what counts of the accepted updates cancels, or is too small to change the model"
+    return (
+        "the accepted updates, as they were weighed, cancel each other or are too small to change "
+        "the model"
+    )

@@ -176,8 +176,8 @@ def replies_to(sent: Sequence[Message], replies: Iterable[Message]) -> Iterable[
         return replies
     if not any(message.metadata.message_id for message in sent):
         logger.warning(
-            "other messages were sent than the strategy's: a reply counts for the node that it "
-            "says it comes from"
+            "the loop sent messages that the strategy did not make, so replies cannot be matched "
+            "with them: each reply counts for the node that it names as its sender"
         )
         return replies
     return believable(replies, sent)

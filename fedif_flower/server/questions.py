@@ -49,8 +49,8 @@ class Patience:
         if quorum > at_work > 0 and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "quorum = %g, but %d are at work: a round waits for all of them where they are "
-                "fewer",
+                "quorum = %g, but only %d members are asked or at work: such a round waits for all "
+                "of them",
                 quorum,
                 at_work,
             )

@@ -219,9 +219,9 @@ class NodeDirectory:
         successors = [node.label for node in new_nodes if node.partition_id in held_before]
         if successors:
             logger.warning(
-                "new members: %s: each holds what a node that is offline held, and begins without "
-                "its score. A SuperNode stays the same member when it is started again if the "
-                "SuperLink knows its key (--enable-supernode-auth)",
+                "new members: %s: each claims the partition of a node that is now offline, and "
+                "does not get that node's score. A SuperNode stays the same member when it is "
+                "started again if the SuperLink knows its key (--enable-supernode-auth)",
                 enumerated(successors),
             )
 
@@ -242,11 +242,11 @@ class NodeDirectory:
         settled: list[ClientNode] = []
         for node in nodes:
             if claims[node.partition_id] > 1:
-                note = f"claims partition {node.partition_id}, as another node does"
+                note = f"claims partition {node.partition_id}, and so does another node"
                 node = replace(node, partition_id=UNKNOWN_PARTITION, note=note)
                 self._contested.add(node.node_id)
                 if node.node_id not in contested_before:
-                    logger.warning("%s %s: neither has it", node.label, note)
+                    logger.warning("%s %s: neither gets it", node.label, note)
             settled.append(node)
         return settled
 

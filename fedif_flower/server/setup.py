@@ -211,7 +211,9 @@ def require_callbacks(callbacks: object) -> list[Callback]:
     for callback in callbacks:
         if isinstance(callback, type):
             name = callback.__name__
-            raise ConfigError(f"callbacks: the class {name}; allowed: {name}(...)")
+            raise ConfigError(
+                f"callbacks has the class {name}; allowed: an object of it, {name}(...)"
+            )
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks: {shown_setting(callback)}; allowed: a Callback each")
         checked.append(callback)

@@ -149,10 +149,7 @@ def messages_of(method: str, returned: object) -> list[Message]:
 def pair_of(method: str, returned: object) -> tuple[Any, Any]:
     """Return the model and the metrics that a method returned; raise ConfigError if no pair."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
-        allowed = (
-            "a pair of an ArrayRecord and a MetricRecord, None in the place of each that there is "
-            "not"
-        )
+        allowed = "a pair (ArrayRecord or None, MetricRecord or None)"
         raise _returned(method, returned, allowed)
     model, metrics = returned
     return model, metrics

@@ -81,7 +81,7 @@ class LossBound(Stage):
     _first = math.nan  # The loss at the start; not finite until a model's loss was.
     _least = math.inf  # The least loss of a model so far.
     _least_before = math.inf  # `_least` before the last step, for when the model is taken back.
-    _held = 0  # The number of rounds that missed the bound.
+    _missed = 0  # The number of rounds that missed the bound.
 
     def __post_init__(self) -> None:
         """Raise ConfigError if a field is out of range or of a wrong type."""
@@ -109,7 +109,7 @@ class LossBound(Stage):
             best = whole
         else:
             best = self._best_other(validation, proposal, whole)
-            self._held += 1
+            self._missed += 1
             if proposal.optimizer is not None:
                 proposal.optimizer.restart()
         # A round that leaves the model where it is makes no step that could be taken back.
@@ -163,16 +163,20 @@ class LossBound(Stage):
 
     def remark(self) -> str:
         """Return in how many rounds the bound was missed, and whether that is a reason to worry."""
-        if not self._held:
+        if not self._missed:
             return ""
-        rounds = "1 round" if self._held == 1 else f"{self._held} rounds"
-        held = f"in {rounds} the whole step would have raised the validation loss"
+        rounds = "1 round" if self._missed == 1 else f"{self._missed} rounds"
+        missed = (
+            f"in {rounds} the whole step exceeded the bound on the validation loss, and of several "
+            "steps the one of least loss was taken"
+        )
         fell = f"from {self._first:.4g} to {self._least:.4g}"
         if self._first - self._least > ENOUGH_OF_FIRST * abs(self._first):
-            words = "and a better one was taken: this is no reason to worry, since the loss fell"
-            return f"{held}, {words} {fell}"
-        words = "a lower learning-rate, and see whether clients and validation set fit together"
-        return f"{held}, and it hardly fell: {fell} at best; try {words}"
+            return f"{missed}: this is no reason to worry, since the loss fell {fell}"
+        return (
+            f"{missed}; the loss hardly fell ({fell} at best): try a lower learning-rate; perhaps "
+            "the validation set is of another kind than the clients' data"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that a checkpoint keeps."""
@@ -180,7 +184,7 @@ class LossBound(Stage):
             "first": self._first,
             "least": self._least,
             "least_before": self._least_before,
-            "held": self._held,
+            "held": self._missed,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,7 +193,7 @@ class LossBound(Stage):
         self._least = state["least"]
         # States that earlier versions saved lack this.
         self._least_before = state.get("least_before", self._least)
-        self._held = state["held"]
+        self._missed = state["held"]
 
 
 class _Candidate(NamedTuple):

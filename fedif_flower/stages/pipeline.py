@@ -65,9 +65,9 @@ class Stages:
         self._arriving = [stage for stage in stages if overrides(stage, "arrive")]
         self._before = [stage for stage in stages if overrides(stage, "before")]
         choosing = [stage for stage in stages if overrides(stage, "choose")]
-        self.choosing = _only(choosing, allowed="one that chooses where a round leads")
+        self.choosing = _only(choosing, allowed="at most one stage with a choose of its own")
         optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
-        self.optimizer = _only(optimizers, allowed="one server optimizer")
+        self.optimizer = _only(optimizers, allowed="at most one server optimizer")
         self.arrive = self._arrive if self._arriving else None
         self.make_groups = any(stage.makes_groups for stage in stages)
         self.max_length = min((stage.max_length for stage in stages), default=math.inf)
@@ -137,8 +137,9 @@ class Stages:
         """
         for stage in self._before:
             unsaid = (
-                f"stage {type(stage).__name__} changes updates without saying whose they are: "
-                "return updates.mixed(matrix) for means of them, factors for shorter ones"
+                f"stage {type(stage).__name__} changes updates without saying of which clients' "
+                "updates they are made: return updates.mixed(matrix) for means of them, factors "
+                "for shorter ones"
             )
             with refuse_changes_in_place(updates, unsaid):
                 staged = stage.before(updates)
@@ -176,8 +177,8 @@ class Stages:
         chosen = self.choosing.choose(proposal)
         if not move.has_led_to(chosen):
             raise ValuationError(
-                f"stage {type(self.choosing).__name__} leads where no coefficients of the updates "
-                "do: return what proposal.move(coefficients) returns"
+                f"stage {type(self.choosing).__name__}: choose returned something else than a "
+                "result of proposal.move(coefficients)"
             )
         return chosen
 

@@ -195,7 +195,7 @@ def _warn_of(validation: Validation) -> None:
     """Warn of a validation set that is too small, or lacks classes, for weights to be good."""
     if validation.num_examples < ENOUGH_EXAMPLES:
         logger.warning(
-            "influence descent: %d validation examples are few; weights may fit them alone",
+            "influence descent: only %d validation examples; weights may overfit them",
             validation.num_examples,
         )
     missing = missing_classes(validation)

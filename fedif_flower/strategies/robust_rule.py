@@ -67,7 +67,11 @@ class RobustRule(ScreenedStrategy):
         self.sets_lengths = bool(getattr(rule, "sets_lengths", False))
         self.chooses_one = bool(getattr(rule, "chooses_one", False))
         if self.stages.choosing is not None and not self.combines_updates:
-            raise ConfigError(f"stages = {self.stages}; {rule!r} leaves no step to choose")
+            stage = type(self.stages.choosing).__name__
+            raise ConfigError(
+                f"stages = {self.stages}: {stage} chooses among steps by weights, and {rule!r} "
+                "returns a step without weights; leave the stage out"
+            )
 
     @property
     def own_shapes(self) -> Mapping[str, Sequence[int]]:

@@ -235,9 +235,14 @@ def warn_of_zeros(updates: RoundUpdates, influences: Tensor) -> None:
         return
     reason = "the gradient of the validation loss is 0 along each of them"
     if not bool(updates.squared_norms.any()):
-        reason = "each of them is 0"
-    words = "round %d: the influence of all %d updates is exactly 0, since %s: nobody counts more"
-    logger.warning(words, updates.server_round, updates.num_clients, reason)
+        reason = "all updates are 0"
+    logger.warning(
+        "round %d: the influence of all %d updates is exactly 0, since %s: this round ranks no "
+        "client",
+        updates.server_round,
+        updates.num_clients,
+        reason,
+    )
 
 
 def require_few_enough(valuation: Valuation, count: int) -> None:

@@ -75,8 +75,8 @@ def test_a_partition_that_two_claim_is_nobody_s(caplog):
     directory = NodeDirectory(identify_by_query, timeout=1.0)
     found = directory.online(LocalGrid(claiming({2: 0}), 3), 3)
     assert [(n.partition_id, n.node_id) for n in found] == [(-1, 1000), (-1, 1002), (1, 1001)]
-    assert [n.note for n in found] == ["claims partition 0, as another node does"] * 2 + [""]
-    assert "node 1000 claims partition 0, as another node does: neither has it" in caplog.text
+    assert [n.note for n in found] == ["claims partition 0, and so does another node"] * 2 + [""]
+    assert "node 1000 claims partition 0, and so does another node: neither gets it" in caplog.text
     # Where the other is gone, as after a restart without a key, the claim holds again.
     alone = directory.online(LocalGrid(claiming({}), 2), 2)
     assert [n.partition_id for n in alone] == [0, 1]
@@ -94,7 +94,7 @@ def test_a_node_that_comes_for_one_that_is_gone_is_told_to_be_a_new_member(caplo
     assert [n.partition_id for n in directory.online(grid, 1)] == [0, 1, 2]
     directory.online(grid, 1)
     assert caplog.text.count("new member") == 1
-    assert "new members: client 1 (node 1004): each holds what" in caplog.text
+    assert "new members: client 1 (node 1004): each claims the partition of" in caplog.text
 
 
 @pytest.mark.parametrize("claim", [True, -1, 2**31, 1.0, "0", b"0"])

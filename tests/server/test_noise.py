@@ -33,12 +33,16 @@ def test_a_wrapper_s_noise_is_refused_around_weights_that_depend_on_updates(wrap
     wrapper = wrap(kind, strategy, noise=0.01)
     with pytest.raises(ConfigError) as error:
         wrapper.start(LocalGrid(clients, 4), model_arrays(point()), num_rounds=1)
-    said = f"{type(wrapper).__name__} adds noise for members that count for 1/4 each, but FedIF "
+    said = (
+        f"{type(wrapper).__name__} adds noise for members with weights of at most 1/4, but FedIF "
+    )
     assert str(error.value).startswith(said)
-    assert "the largest weight; allowed: FedAvg or FedProx without stages" in str(error.value)
+    assert "the noise would not hide it; allowed: FedAvg or FedProx without stages" in str(
+        error.value
+    )
     assert strategy.history.rounds == []
     # A loop of one's own does not ask for a summary.
-    with pytest.raises(ConfigError, match="adds noise for members that count for 1/4 each"):
+    with pytest.raises(ConfigError, match="adds noise for members with weights of at most 1/4"):
         wrapper.configure_train(1, model_arrays(point()), ConfigRecord(), four())
 
 
@@ -59,7 +63,7 @@ class OwnWeights(FedAvg):
 def test_only_a_plain_mean_bears_noise_for_equal_weights(strategy, model, why):
     names = {"trainable_keys": ["weight"]} if isinstance(model, Shifted) else {}
     strategy = FedAvg(**BASE | {"setup": Setup(device="cpu", **names)}) if names else strategy
-    with pytest.raises(ConfigError, match=f"1/4 each, but {why}"):
+    with pytest.raises(ConfigError, match=f"1/4, but {why}"):
         fixed("ServerSide", strategy).start(four(), model_arrays(model), num_rounds=1)
 
 

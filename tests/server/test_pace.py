@@ -420,7 +420,9 @@ def test_as_many_times_as_many_are_drawn_rounded_up(
 def test_a_quorum_of_more_than_are_at_work_is_told_once(quorum, told, caplog):
     _, reports, _ = run(Pace(quorum=quorum), rounds=3)
     assert story(reports) == "aaa aaa aaa"
-    words = "quorum = 5, but 3 are at work: a round waits for all of them where they are fewer"
+    words = (
+        "quorum = 5, but only 3 members are asked or at work: such a round waits for all of them"
+    )
     assert caplog.messages.count(words) == told
 
 

@@ -239,7 +239,10 @@ JUDGES = {
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (partly_frozen(), r"the strategy does not train what the model of {} does; give it setup="),
+        (
+            partly_frozen(),
+            r"the strategy trains other parameters than the model of {}; give it setup=",
+        ),
         (
             nn.ModuleDict({"net": net()}),
             r"{} was given a model without '0\.bias', .*\(names=\{{'0\.weight': 'net\.0\.weight'",

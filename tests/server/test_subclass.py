@@ -34,8 +34,8 @@ def test_a_constructor_that_does_not_call_the_one_above_is_named():
         ("configure_train", lambda asked: asked[0], "returned Message; allowed: an iterable of M"),
         ("configure_train", lambda asked: [1000], "returned int; allowed: an iterable of Message"),
         ("configure_evaluate", lambda asked: None, "returned NoneType; allowed: an iterable of"),
-        ("aggregate_train", lambda pair: pair[0], "returned ArrayRecord; allowed: a pair of an"),
-        ("aggregate_train", lambda pair: None, "returned NoneType; allowed: a pair of an Array"),
+        ("aggregate_train", lambda pair: pair[0], "returned ArrayRecord; allowed: a pair "),
+        ("aggregate_train", lambda pair: None, "returned NoneType; allowed: a pair .ArrayRecord"),
         ("select", lambda nodes: None, "returned NoneType; allowed: a list of some of the nodes"),
         ("select", lambda nodes: [1000], "returned int; allowed: .* ClientNode each"),
         (

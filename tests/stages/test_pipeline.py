@@ -107,7 +107,7 @@ def test_the_state_of_other_stages_is_refused():
     ("stages", "words"),
     [
         ([2.0], r"stages: 2\.0; allowed: stages, such as Clip"),
-        ([LossBound(), LossBound()], "one that chooses where a round leads"),
+        ([LossBound(), LossBound()], "at most one stage with a choose of its own"),
     ],
 )
 def test_what_are_no_stages_is_named(stages, words):
@@ -394,14 +394,14 @@ def test_a_model_that_swings_goes_on_swinging():
 @pytest.mark.parametrize(
     ("least", "words"),
     [
-        (9.0, "it hardly fell: from 10 to 9 at best; try a lower learning-rate"),
+        (9.0, "the loss hardly fell (from 10 to 9 at best): try a lower learning-rate"),
         (8.9, "this is no reason to worry, since the loss fell from 10 to 8.9"),
     ],
 )
 def test_a_bound_that_held_is_no_reason_to_worry_where_the_loss_fell_by_a_tenth(least, words):
     bound = LossBound(held_out())
     bound.load_state_dict({"first": 10.0, "least": least, "held": 2})
-    assert "in 2 rounds the whole step would have raised the validation loss" in bound.remark()
+    assert "in 2 rounds the whole step exceeded the bound on the validation loss" in bound.remark()
     assert words in bound.remark()
 
 
@@ -412,8 +412,7 @@ def test_a_step_that_misses_the_bound_begins_a_new_mean():
     bound = LossBound(held_out(lambda *pair: distance(*pair) - 4))  # A loss may be negative.
     assert bound.remark() == ""
     settle(Stages([bound, momentum]), 0.0, -1.0)
-    held = "in 1 round the whole step would have raised the validation loss, and it hardly fell"
-    assert bound.remark().startswith(held)
+    assert bound.remark().startswith("in 1 round the whole step exceeded the bound")
     assert not momentum.moves_on
 
 

@@ -232,7 +232,7 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.FedAvg, {"setup": 5}, "setup = 5; allowed: a Setup"),
     (of.FedAvg, {"stages": stages.LossBound()}, "stages = LossBound(tolerance=0.1); allowed: "),
     (of.FedAvg, {"callbacks": ShowRounds()}, "callbacks = ShowRounds; allowed: a list of them"),
-    (of.FedAvg, {"callbacks": [ShowRounds]}, "callbacks: the class ShowRounds; allowed: Show"),
+    (of.FedAvg, {"callbacks": [ShowRounds]}, "callbacks has the class ShowRounds; allowed: an "),
     (of.FedAvg, {"callbacks": [5]}, "callbacks: 5; allowed: a Callback each"),
     (of.Setup, {"seed": -1}, "seed = -1; allowed: an integer >= 0"),
     (of.Setup, {"node_timeout": "a"}, "node_timeout = 'a'; allowed: seconds, a number >= 0"),

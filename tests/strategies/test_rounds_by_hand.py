@@ -602,7 +602,7 @@ def test_a_round_looks_at_a_sample_of_its_own():
     ("labels", "words"),
     [
         ([0, 1, 2, 3] * 25, ""),
-        ([0, 1, 2, 3] * 24, "96 validation examples are few"),
+        ([0, 1, 2, 3] * 24, "only 96 validation examples"),
         ([0, 2] * 50, "2 classes have no validation example, the first of them 1"),
     ],
 )

@@ -185,7 +185,7 @@ def flat() -> Validation:
     ("updates", "words"),
     [
         ([[0.0, 1.0], [0.0, -2.0]], "all 2 updates is exactly 0, since the gradient"),
-        ([[0.0, 0.0], [0.0, 0.0]], "all 2 updates is exactly 0, since each of them is 0"),
+        ([[0.0, 0.0], [0.0, 0.0]], "all 2 updates is exactly 0, since all updates are 0"),
         ([[0.0, 1.0], [1e-9, 1.0]], ""),
     ],
     ids=["across", "nothing", "one along"],
