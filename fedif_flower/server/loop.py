@@ -437,13 +437,13 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return members
 
     def _warn_of_nobody(self, server_round: int) -> None:
-        """Warn once that ``select`` drew no client: nothing else records such a round."""
+        """Warn once that ``select`` drew no client: the history has no record of such a round."""
         if self._told_of_nobody:
             return
         self._told_of_nobody = True
         logger.warning(
             "round %d: %s.select draws nobody; such a round asks nobody, leaves the model as it "
-            "is, and has no record",
+            "is, and is not in the strategy's history",
             server_round,
             type(self).__name__,
         )
