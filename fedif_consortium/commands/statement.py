@@ -288,6 +288,11 @@ def _lines_of_receipts(verified: Verified) -> Iterator[str]:
         yield f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads"
         if verified.declared is not None:
             yield _attempts_seen(held, verified.declared)
+    for lost in verified.lost:
+        yield (
+            f"{one_line(lost.member)} sent an update in round {lost.round}, and the records say "
+            "that no reply came: was it late, or lost on its way?"
+        )
 
 
 def _attempts_seen(held: HeldReceipts, declared: Attempts) -> str:

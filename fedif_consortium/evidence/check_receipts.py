@@ -29,11 +29,29 @@ from fedif_flower.words import enumerated
 Names = Sequence[Mapping[int, str]]  # Tables of members' names by client id; the first one counts.
 
 
+class LostUpdate(NamedTuple):
+    """An update that a member says it sent, and of which the records say that no reply came."""
+
+    member: str
+    round: int
+
+
 class CheckedReceipts(NamedTuple):
-    """Members' receipts, and the numbers of the rounds that a resumed run did again or gave up."""
+    """Members' receipts, and what they tell about the run.
+
+    Attributes
+    ----------
+    held : tuple of HeldReceipts
+        The receipts, by member.
+    redone : tuple of int
+        The numbers of the rounds that a resumed run did again or gave up.
+    lost : tuple of LostUpdate
+        What members sent in vain, if the records are right.
+    """
 
     held: tuple[HeldReceipts, ...]
     redone: tuple[int, ...]
+    lost: tuple[LostUpdate, ...] = ()
 
 
 def last_head(run: RunFolder) -> str:
@@ -120,7 +138,11 @@ def check_receipts(
     if missing:
         raise StatementError(_never_told(missing, names))
     _check_signed_attempts(chain, signed, names)
-    return CheckedReceipts(tuple(held), tuple(again.number for again in redone))
+    lost: list[LostUpdate] = []
+    for member in held:
+        lost += _lost_updates(member, chain)
+    redone_numbers = tuple(again.number for again in redone)
+    return CheckedReceipts(tuple(held), redone_numbers, tuple(lost))
 
 
 def _check_order(chain: RoundChain) -> None:
@@ -326,8 +348,19 @@ def _check_sent(
             f"round {number}: {member.name} says that it sent another update than "
             f"{update[:16]}, which {origin}"
         )
-    if leaf["status"] in ("away", "failed"):
+    if leaf["status"] == "failed":  # The app raised an error, and so it sent no update.
         raise _left_out(number, member, leaf["status"])
+
+
+def _lost_updates(member: HeldReceipts, chain: RoundChain) -> Iterator[LostUpdate]:
+    """Yield a member's updates in rounds for which the records call it away.
+
+    They refute nothing: an update may come after the round's time is over, or be lost on its way.
+    """
+    for told_round, leaf in _leaves_of(member, chain):
+        is_sent = (told_round.attempt, told_round.number) in member.sent
+        if is_sent and leaf["status"] == "away":
+            yield LostUpdate(member.name, told_round.number)
 
 
 def _check_not_left_out(member: HeldReceipts, chain: RoundChain, *, may_be_late: bool) -> None:

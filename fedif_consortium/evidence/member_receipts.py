@@ -294,9 +294,7 @@ class ReceiptKeeper:
             return ""
         if leaf["update"] and leaf["update"] != sent.hex():
             return f"{where}: the records have another update than this node sent"
-        if leaf["status"] in ("away", "failed"):
-            return f"{where}: this node sent an update; the records say no reply came"
-        if leaf["status"] in ("refused", "revoked"):
+        if leaf["status"] in ("away", "failed", "refused", "revoked"):
             return f"{where}: this node sent an update; the records say {leaf['status']!r}"
         return ""
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedif_consortium.evidence.attempts import Attempts, read_attempts
-from fedif_consortium.evidence.check_receipts import check_receipts
+from fedif_consortium.evidence.check_receipts import LostUpdate, check_receipts
 from fedif_consortium.evidence.check_signatures import (
     SignedMember,
     check_signatures,
@@ -74,6 +74,8 @@ class Verified:
     redone : tuple of int
         Rounds for which members have two versions of receipts: the run was resumed, and did these
         rounds again.
+    lost : tuple of LostUpdate
+        Updates that members sent, and of which the records say that no reply came.
     chosen : tuple of str
         Terms of pay that the run config leaves open, so that the operator chose them.
     """
@@ -83,6 +85,7 @@ class Verified:
     members: tuple[SignedMember, ...] = ()
     receipts: tuple[HeldReceipts, ...] = ()
     redone: tuple[int, ...] = ()
+    lost: tuple[LostUpdate, ...] = ()
     chosen: tuple[str, ...] = ()
 
     @property
@@ -179,7 +182,7 @@ def _verify_run(
     _require_apart([*account.names.values(), *(member.name for member in account.members)])
     signatures = read_signatures(run)
     signing_members = check_signatures(run, signatures, names, members)
-    held, redone = check_receipts(
+    checked = check_receipts(
         run,
         manifest.head,
         signatures,
@@ -192,8 +195,9 @@ def _verify_run(
         signed,
         not_here=not_here,
         members=signing_members,
-        receipts=held,
-        redone=redone,
+        receipts=checked.held,
+        redone=checked.redone,
+        lost=checked.lost,
         chosen=_check_terms(account, agreed),
     )
 

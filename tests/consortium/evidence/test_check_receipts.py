@@ -6,7 +6,12 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedif_consortium.evidence.attempts import Attempt, Attempts
-from fedif_consortium.evidence.check_receipts import _check_not_left_out, _may_be_late
+from fedif_consortium.evidence.check_receipts import (
+    _check_lines,
+    _check_not_left_out,
+    _lost_updates,
+    _may_be_late,
+)
 from fedif_consortium.evidence.held_receipts import HeldReceipts
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound
 from fedif_flower.errors import StatementError
@@ -33,6 +38,8 @@ ADAS = f"1,{64 * 'd'},0.5,0.1,0.1,accepted"
 # What bob sent in round 2 came to nothing; in round 3 he is there again.
 REVOKED = chain_of([ACCEPTED, ADAS], [f"{BOB},,0.0,,,revoked", ADAS], [ACCEPTED, ADAS])
 LATE = chain_of([ACCEPTED, ADAS], [f"{BOB},,0.0,,,late", ADAS], [ACCEPTED, ADAS])
+AWAY = chain_of([ACCEPTED, ADAS], [f"{BOB},,0.0,,,away", ADAS], [ACCEPTED, ADAS])
+FAILED = chain_of([ACCEPTED, ADAS], [f"{BOB},,0.0,,,failed", ADAS], [ACCEPTED, ADAS])
 NO_LINE = chain_of([ACCEPTED, ADAS], [ADAS], [ACCEPTED, ADAS])
 
 
@@ -59,6 +66,22 @@ def test_a_late_reply_and_a_member_that_was_removed_are_told_as_they_were():
     _check_not_left_out(bobs(1, 2), removed, may_be_late=False)
     # Of a round that the records do not have yet, the end of the chain is compared.
     _check_not_left_out(bobs(1, 4), removed, may_be_late=False)
+
+
+def test_an_update_that_came_too_late_is_said_and_refutes_nothing():
+    """A round's time may be over when it comes, or it may be lost on its way: nobody lied."""
+    _check_lines(bobs(1, 2, 3), AWAY, {})
+    _check_not_left_out(bobs(1, 2, 3), AWAY, may_be_late=False)
+    assert list(_lost_updates(bobs(1, 2, 3), AWAY)) == [("bob", 2)]
+    assert list(_lost_updates(bobs(1, 3), AWAY)) == []  # It sent nothing in round 2.
+    assert list(_lost_updates(bobs(1, 2, 3), FAILED)) == []
+
+
+def test_who_sent_an_update_raised_no_error():
+    words = "round 2: bob sent an update, and the records say 'failed'"
+    with pytest.raises(StatementError, match=words):
+        _check_lines(bobs(1, 2, 3), FAILED, {})
+    _check_lines(bobs(1, 3), FAILED, {})
 
 
 @pytest.mark.parametrize(

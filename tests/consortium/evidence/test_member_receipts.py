@@ -233,7 +233,7 @@ def padded() -> RecordDict:
     ("later", "reason"),
     [
         (told(CHANGED, SECOND, seen=2), "history was rewritten: the records told before, of 2"),
-        (told(FIRST, SECOND, seen=2), "round 2: this node sent an update; the records say no"),
+        (told(FIRST, SECOND, seen=2), "round 2: this node sent an update; the records say 'away'"),
         (told(FIRST, SECOND, FIRST, seen=4), "the server does not prove that its records go on"),
         (spliced(), "the rounds that were told do not follow from each other"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),

@@ -202,7 +202,7 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
         (False, "the records have another update than this node sent", "says that it sent another"),
         (
             True,
-            "this node sent an update; the records say no reply came",
+            "this node sent an update; the records say 'failed'",
             "sent an update, and the",
         ),
     ],

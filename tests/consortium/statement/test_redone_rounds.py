@@ -14,6 +14,7 @@ from fedif_flower.errors import ConfigError, StatementError, StorageError
 from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import append_line
+from tests.consortium.commands.typed import call
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.paid_runs import checked, state
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
@@ -171,10 +172,10 @@ def drop_the_last_round(run: RunFolder) -> None:
         rewrite(getattr(run, name), without(round="3"))
 
 
-def say_that_ada_was_away(run: RunFolder) -> None:
+def leave_out_ada(run: RunFolder, status: str) -> None:
     where = {"round": "3", "client_id": "1000"}
-    away = {"status": "away", "weight": "0.0", "num_examples": "", "rejection": "no reply"}
-    rewrite(run.clients, altered(where, **away))
+    line = {"status": status, "weight": "0.0", "num_examples": "", "rejection": "no reply"}
+    rewrite(run.clients, altered(where, **line))
     rewrite(run.rounds, altered({"round": "3"}, accepted="2", failed="1"))
     for table in (run.signatures, run.attribution):
         rewrite(table, without(**where))
@@ -185,7 +186,10 @@ def say_that_ada_was_away(run: RunFolder) -> None:
     ("attack", "words"),
     [
         (drop_the_last_round, "ada sent an update in round 3, and the records end with round 2"),
-        (say_that_ada_was_away, "round 3: ada sent an update, and the records say 'away'"),
+        (
+            lambda run: leave_out_ada(run, "failed"),
+            "round 3: ada sent an update, and the records say 'failed'",
+        ),
     ],
 )
 def test_the_last_rounds_are_known_to_those_who_took_part(
@@ -197,6 +201,16 @@ def test_the_last_rounds_are_known_to_those_who_took_part(
     state(copied, key)
     with pytest.raises(StatementError, match=words):
         verify(copied.path, receipts=held(undelivered, "ada"))
+
+
+def test_a_reply_that_is_said_to_be_missing_is_named(undelivered, tmp_path, key):
+    copied = RunFolder(of.copied(undelivered / "runs" / "run", tmp_path / "run"))
+    leave_out_ada(copied, "away")
+    bind_anew(copied, key)
+    state(copied, key)
+    assert verify(copied.path, receipts=held(undelivered, "ada")).lost == (("ada", 3),)
+    words = "ada sent an update in round 3, and the records say that no reply came"
+    assert words in call("verify", copied.path, "--receipts", undelivered / "ada")
 
 
 def upgraded(monkeypatch) -> None:
