@@ -80,6 +80,9 @@ def invite(folder: FederationFolder, name: str) -> Path:
 def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
     """Register a member by its answer to an invitation; return its record.
 
+    A member that the SuperLink has is kept. One that it has lost, as with its database, gets
+    another node.
+
     Parameters
     ----------
     folder : FederationFolder
@@ -101,8 +104,10 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
         answer = files.read_document(file, Answer)
         member = _member_answering(folder, answer)
         if member.node_id:
-            typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
-            return member
+            if member.node_id in _live_nodes(flower):
+                typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
+                return member
+            typer.echo(f"the SuperLink has lost {member.name}, which was node {member.node_id}")
         if not member.key:
             member = member.replace(key=answer.key)
         # Save the key first. If this is interrupted after the registration, the node can be found
@@ -356,7 +361,7 @@ def tell_what_stays(folder: FederationFolder, name: str) -> None:
 
 
 def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
-    """Return the runs, and earlier attempts, in this folder whose records name a member's node."""
+    """Return the runs, and earlier attempts, in this folder whose records name a member's nodes."""
     if not member.node_id:
         return []
     runs = []
@@ -366,9 +371,21 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
             # A member that was online but never asked is in the last two tables only.
             tables = (attempt.clients, attempt.attendance, attempt.names)
             client_ids = {row["client_id"] for table in tables for row in table.read()}
-            if member.node_id in client_ids:
+            if client_ids & _client_ids(attempt, member):
                 runs.append(attempt)
     return runs
+
+
+def _client_ids(run: RunFolder, member: Member) -> set[str]:
+    """Return the ids that a member may have in a run's records: its node's, and those of its name.
+
+    Before the SuperLink's database was lost, it was another node.
+    """
+    client_ids = {member.node_id}
+    for row in run.names.read():
+        if row.get("name") == member.name:
+            client_ids.add(row["client_id"])
+    return client_ids
 
 
 def _runs_folder(folder: FederationFolder) -> Path:
@@ -378,7 +395,8 @@ def _runs_folder(folder: FederationFolder) -> Path:
 
 def _forget_page(run: RunFolder, member: Member) -> None:
     """Erase a member's page from those that were not delivered yet."""
-    if take_off_queue(run, {int(member.node_id)}):
+    own_ids = {int(client_id) for client_id in _client_ids(run, member)}
+    if take_off_queue(run, own_ids):
         typer.echo(f"erased its page from {run.undelivered.path}")
 
 

@@ -179,7 +179,10 @@ def _require_database(path: Path) -> None:
     """Raise ConfigError if there is a SuperLink's database that is damaged or cannot be read."""
     if not path.exists():
         return
-    advice = "put a backup in its place, or move it away: all members are to be registered again"
+    advice = (
+        "put a backup in its place, or move it away, and register all members anew with "
+        "`fedif federation add-member` and their answers"
+    )
     try:
         with closing(sqlite3.connect(path, timeout=_LOCK_SECONDS)) as database:
             database.execute("SELECT name FROM sqlite_master").fetchall()
@@ -361,7 +364,10 @@ def _warnings_of_registered(
     unknown = [status["name"] for status in registered if status["online"] is None]
     warnings = []
     if unknown and is_reachable:
-        warnings.append(f"the SuperLink does not know {', '.join(unknown)}: was its database lost?")
+        warnings.append(
+            f"the SuperLink does not know {', '.join(unknown)}: if its database was lost, "
+            "`fedif federation add-member` with their answers registers them anew"
+        )
     num_known = len(registered) - len(unknown)
     num_online = sum(1 for status in registered if status["online"])
     if 2 * num_online < num_known:

@@ -332,6 +332,38 @@ def test_a_registration_that_was_interrupted_is_ended_and_no_other(folder, tmp_p
     assert statuses[strangers] != "unregistered"
 
 
+def test_members_are_registered_anew_once_the_database_is_lost(folder, tmp_path, capsys):
+    path = answer_of(folder, "ada", tmp_path / "a")
+    before = add(folder, path, Registered(folder))
+    folder.database.unlink()
+    registered = Registered(folder)
+    capsys.readouterr()
+    after = add(folder, path, registered)
+    assert f"the SuperLink has lost ada, which was node {before.node_id}" in capsys.readouterr().out
+    assert after == folder.members()["ada"]
+    assert (after.number, after.key) == (before.number, before.key)
+    assert list(registered.nodes()) == [after.node_id]
+    assert after.node_id != before.node_id
+    assert add(folder, path, registered) == after
+
+
+def test_a_key_stays_by_which_a_run_before_the_database_was_lost_is_checked(folder, tmp_path):
+    path = answer_of(folder, "ada", tmp_path / "a")
+    before = add(folder, path, Registered(folder))
+    run = RunFolder(folder.path / "runs" / "october")
+    run.path.mkdir(parents=True)
+    run.names.begin()
+    run.names.append([{"client_id": before.node_id, "name": "ada"}])
+    run.undelivered.write({before.node_id: "members/001.html", "7": "members/002.html"})
+    folder.database.unlink()
+    registered = Registered(folder)
+    add(folder, path, registered)
+    remove(folder, "ada", registered)
+    erase(folder, "ada")
+    assert folder.public_key("ada").exists()
+    assert run.undelivered.read() == {"7": "members/002.html"}
+
+
 def test_a_node_of_another_key_is_never_taken_for_a_members(folder, tmp_path, monkeypatch):
     """Whatever Flower refuses, and however often: the one node that is nobody's stays nobody's."""
     registered = Registered(folder)
