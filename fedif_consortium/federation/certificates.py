@@ -165,8 +165,8 @@ def require_hosts(path: Path, hosts: Sequence[str]) -> None:
     missing = [host for host in hosts if not _is_for(known, _host_name(host))]
     if missing:
         raise ConfigError(
-            f"{path} is there, and is not for {', '.join(missing)}: move it away, and hand the "
-            "new one to whoever has a copy"
+            f"{path} is there, and is not for {', '.join(missing)}: move it away, and the same "
+            "command makes another"
         )
 
 

@@ -94,7 +94,16 @@ def _begin_removals(path: Path) -> None:
 
 
 def _make_certificates(folder: FederationFolder, settings: FederationSettings) -> None:
-    """Make the keys and certificates of the federation's authority and of its server."""
+    """Make the keys and certificates of the federation's authority and of its server.
+
+    Raises
+    ------
+    ConfigError
+        If an existing certificate of the server is not for all ``hosts`` of the settings, or a key
+        was lost.
+    """
+    if folder.certificate.exists():
+        require_hosts(folder.certificate, settings.hosts)
     authority_key = folder.authority_key
     authority = folder.authority
     files.secret(authority_key, authority, "signs the server's certificates", make_key)
@@ -114,6 +123,11 @@ def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
     text = nginx_settings(settings.listen, settings.superlink, owner)
     command = f"nginx -e stderr -p {shlex.quote(str(folder.nginx.parent))} -c nginx.conf"
     files.new(folder.nginx, command, text)
+    if folder.nginx.read_text() != text:
+        typer.echo(
+            f"! {folder.nginx} is not what {folder.configuration.name} gives: move it away to have "
+            "it made anew, unless you changed it yourself"
+        )
     if shutil.which("nginx") is None:
         typer.echo("nginx is not here: install it, or give --no-proxy (see docs/operations.md)")
 

@@ -108,6 +108,34 @@ def test_a_pair_that_is_there_is_not_kept_for_another_host(tmp_path):
     assert content(tmp_path) == before
 
 
+def test_a_server_s_certificate_is_not_kept_for_another_host(folder):
+    """Members that connect by the new name would find no TLS."""
+    settings = SETTINGS.replace(hosts=["localhost", "other.example"])
+    text = folder.configuration.read_text()
+    folder.configuration.write_text(text.replace('"localhost",', '"localhost", "other.example",'))
+    assert folder.settings() == settings
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match=r"server\.crt is there, and is not for other\.example:"):
+        initialize(folder, settings)
+    assert content(folder.path) == before
+    folder.certificate.unlink()
+    initialize(folder, settings)
+    initialize(folder, settings)
+
+
+def test_a_proxy_that_listens_elsewhere_than_the_settings_say_is_named(folder, capsys):
+    initialize(folder, SETTINGS)
+    words = f"! {folder.nginx} is not what federation.toml gives: move it away"
+    assert words not in capsys.readouterr().out
+    settings = SETTINGS.replace(listen="127.0.0.1:9444")
+    text = folder.configuration.read_text()
+    folder.configuration.write_text(text.replace("127.0.0.1:9092", "127.0.0.1:9444"))
+    before = folder.nginx.read_text()
+    initialize(folder, settings)
+    assert words in capsys.readouterr().out
+    assert folder.nginx.read_text() == before
+
+
 def test_a_list_of_removed_members_where_none_can_be_is_said_and_the_rest_is_made(tmp_path, capsys):
     nowhere = tmp_path / ("x" * 300)  # Not even whether it is there can be asked.
     folder = FederationFolder(tmp_path / "server", nowhere)
