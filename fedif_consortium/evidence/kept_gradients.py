@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -87,14 +87,15 @@ def keep(message: Message, context: Context, call_next: ClientAppCallable) -> Me
 def keep_gradient(content: RecordDict, folder: Path) -> None:
     """Write a message's gradient, with the model, into ``folder``, a node's ``gradients-dir``.
 
-    At most 16 rounds are kept. If there are more, those that stay are spread over the run.
+    At most 16 rounds are kept, and 4 GiB. If there are more, those that stay are spread over the
+    run.
     """
     record = content.get(GRADIENT)
     if not isinstance(record, ArrayRecord):
         return
-    settings = cast(ConfigRecord, content["config"])
-    arrays = cast(ArrayRecord, content["arrays"])
     try:
+        settings = cast(ConfigRecord, content["config"])
+        arrays = cast(ArrayRecord, content["arrays"])
         content_of_file: dict[str, NDArray[Any]] = {}
         parameters = 0
         for name, array in arrays.items():
@@ -107,7 +108,7 @@ def keep_gradient(content: RecordDict, folder: Path) -> None:
         buffer = io.BytesIO()
         np.savez(buffer, **content_of_file)  # type: ignore[arg-type]
         _write(folder, cast(int, settings[ROUND_KEY]), buffer.getvalue())
-    except Exception as error:  # NumPy raises many kinds of errors for malformed bytes.
+    except Exception as error:  # Of many kinds: records may be missing, and bytes malformed.
         logger.warning("a published gradient was not kept: %.200r", error)
 
 
@@ -121,25 +122,46 @@ def _checked(vector: NDArray[Any], at_most: int) -> NDArray[Any]:
 
 
 def _write(folder: Path, server_round: int, content: bytes) -> None:
-    """Write a round's file, and remove others if there are too many."""
+    """Write a round's file, unless the folder is full without it; remove those it replaces."""
     target = folder / _file_name(server_round)
     if not _is_of_round(target):  # Otherwise the limits below would not count this file.
         raise ValueError(f"round {server_round}")
     make_folder(folder)
-    size = len(content)
-    for path in _files(folder):
-        if path != target:
-            size += path.stat().st_size
-    if size > MOST_BYTES:
-        raise StorageError(f"{folder} would hold more than {MOST_BYTES} bytes: move some away")
-    write_atomically(target, content)
-    paths = _files(folder)
-    while len(paths) > MOST_ROUNDS:
-        rounds = list(map(_round, paths))
+    sizes = {path: path.stat().st_size for path in _files(folder)}
+    sizes[target] = len(content)
+    surplus = _surplus(sizes)
+    for path in surplus:  # First, so that the folder holds no more than it may at any time.
+        path.unlink(missing_ok=True)
+    if target not in surplus:
+        write_atomically(target, content)
+
+
+def _surplus(sizes: Mapping[Path, int]) -> list[Path]:
+    """Return which files of rounds have to go, so that the others are no more than may be kept.
+
+    Parameters
+    ----------
+    sizes : mapping of Path to int
+        The bytes of each file. The first and the last round's files stay.
+
+    Raises
+    ------
+    StorageError
+        If these two are too large already.
+    """
+    kept = sorted(sizes, key=_round)
+    surplus = []
+    while len(kept) > MOST_ROUNDS or sum(sizes[path] for path in kept) > MOST_BYTES:
+        if len(kept) < 3:
+            raise StorageError(
+                f"{kept[0].parent} would hold more than {MOST_BYTES} bytes: move some away"
+            )
+        rounds = list(map(_round, kept))
         gaps = [rounds[i + 1] - rounds[i - 1] for i in range(1, len(rounds) - 1)]
         # Remove the round whose neighbours are closest to each other: they stand for it best.
         closest = 1 + gaps.index(min(gaps))
-        paths.pop(closest).unlink(missing_ok=True)
+        surplus.append(kept.pop(closest))
+    return surplus
 
 
 def _file_name(server_round: int) -> str:

@@ -228,6 +228,33 @@ def test_a_gradient_that_is_none_is_not_kept_and_stops_nothing(tmp_path, gradien
     assert "was not kept" in caplog.text
 
 
+@pytest.mark.parametrize("num_files", [16.5, 5.5, 2.5])
+def test_large_gradients_are_spread_over_the_run_as_well(tmp_path, monkeypatch, num_files):
+    keep_gradient(content(1, torch.ones(3)), tmp_path)
+    size = kept_rounds(tmp_path)[0].stat().st_size
+    monkeypatch.setattr(keeping, "MOST_BYTES", int(num_files * size))
+    for server_round in range(2, 41):
+        keep_gradient(content(server_round, torch.ones(3)), tmp_path)
+    names = [int(path.stem.split("-")[1]) for path in kept_rounds(tmp_path)]
+    assert len(names) == int(num_files)
+    assert (names[0], names[-1]) == (1, 40)
+
+
+def test_a_gradient_that_is_too_large_is_not_kept(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(keeping, "MOST_BYTES", 10)
+    keep_gradient(content(1, torch.ones(3)), tmp_path)
+    assert "would hold more than 10 bytes: move some away" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("missing", ["config", "arrays"])
+def test_a_gradient_without_the_other_records_stops_nothing(tmp_path, missing, caplog):
+    published = content(1, torch.ones(3))
+    del published[missing]
+    keep_gradient(published, tmp_path)
+    assert "a published gradient was not kept: KeyError" in caplog.text
+
+
 def test_files_that_are_of_no_round_are_passed_over(tmp_path):
     keep_gradient(content(2, torch.ones(3)), tmp_path)
     names = ("round-000001 (copy).npz", "round-x.npz", "round-.npz", "round--00001.npz", "notes")
