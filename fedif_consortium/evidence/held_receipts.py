@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from fedif_consortium.evidence.receipts import ToldRound, read_leaf
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
+
+logger = logging.getLogger(__name__)
 
 # The names of files with what the server told begin so; other files have what the member sent.
 _ROUND = "round-"
@@ -231,6 +234,8 @@ def _seen_attempts(
 ) -> tuple[tuple[SeenAttempt, ...], tuple[str, ...]]:
     """Return the attempts at a run of which a ``receipts-dir`` holds something.
 
+    A damaged file of another run is passed over with a warning: this run's files say nothing false.
+
     Parameters
     ----------
     receipts_dir, run_folder : Path
@@ -254,18 +259,25 @@ def _seen_attempts(
         of_name = [path for path in paths if name and _name_in(path) == name]
         if not of_name:
             continue
-        contents = [_read(path, folder.name) for path in of_name]
         keys = set()
-        for path, content in zip(of_name, contents, strict=True):
+        attempts_of_run = set()
+        for path in of_name:
+            try:
+                content = _read(path, folder.name)
+            except StatementError as error:
+                if folder == run_folder:
+                    raise
+                logger.warning("of another run of this name: %s", error)
+                continue
             if path.name.startswith(_ROUND):
                 keys.add(bytes.fromhex(content["key"]))
-        if keys and signers and keys.isdisjoint(signers):
-            elsewhere.append(folder.name)
-            continue
-        for content in contents:
             agreed = AgreedRun.model_validate(content)
             end = agreed.end(folder.name)
-            attempts.add(SeenAttempt(agreed.attempt, folder.name, end))
+            attempts_of_run.add(SeenAttempt(agreed.attempt, folder.name, end))
+        if keys and signers and keys.isdisjoint(signers):
+            elsewhere.append(folder.name)
+        else:
+            attempts |= attempts_of_run
     return tuple(sorted(attempts)), tuple(sorted(elsewhere))
 
 
