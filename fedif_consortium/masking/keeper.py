@@ -210,6 +210,8 @@ class Keeper:
             entry["length"] = length
             entry["refused"] = {str(node): reason for node, reason in refused.items()}
             self._require_members(len(opened), refused)
+            # The sketch is told at once, so it has to be allowed with what is known of today.
+            self.policy.check_known(self._most_vectors(opened, _day(entry)), length)
             new_round = KeptRound(
                 place=(run, server_round),
                 seeds={name: box.seed for name, box in opened.items()},
@@ -260,8 +262,7 @@ class Keeper:
             vectors = [*current.vectors, current.sketch.without(signed_vector)]
             lengths = [*current.lengths, norm]
             self.policy.check_vectors(np.array(vectors), np.array(lengths))
-            today = _day(entry)
-            most_vectors = max(self._vectors_of_day[name, today] for name in current.seeds)
+            most_vectors = self._most_vectors(current.seeds, _day(entry))
             self.policy.check_known(most_vectors + 1, self.length)
             answer = ring.rounded(ring.products(vector, current.masks()))
             entry["answer"] = ring.digest(answer).hex()
@@ -328,6 +329,10 @@ class Keeper:
         if self._round is None or self._round.place != (run, server_round):
             raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
         return self._round
+
+    def _most_vectors(self, names: Iterable[str], day: str) -> int:
+        """Return the largest number of vectors that any of these members' masks met on a day."""
+        return max(self._vectors_of_day[name, day] for name in names)
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         """Count the answer in a line of the log, if the line has one."""

@@ -114,6 +114,14 @@ def test_a_model_trained_again_and_again_gives_no_more_sums_of_an_update():
     assert alike(guess, UPDATES[0]) < 0.5
 
 
+def test_a_sketch_that_is_too_large_for_a_day_is_never_told():
+    policy = KeeperPolicy(sketch_share=0.5, largest_known_share=0.1)
+    reason = r"largest-known-share = 0\.1; asked: 100 numbers about updates of 200 parameters"
+    with pytest.raises(KeeperError, match=reason):
+        Parties(5, policy).opened(UPDATES)
+    Parties(5, policy.replace(largest_known_share=0.5)).opened(UPDATES)
+
+
 def test_a_run_asks_for_half_as_many_numbers_as_there_are_parameters_at_most():
     parties = Parties(3, KeeperPolicy())
     rng = np.random.default_rng(1)
