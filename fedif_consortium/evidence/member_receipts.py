@@ -379,8 +379,9 @@ def take(message: Message, context: Context, call_next: ClientAppCallable) -> Me
     # The app's config has no receipts-dir where the member's guard takes receipts.
     if not NodeConfig.from_node_config(context.node_config).receipts_dir:
         return call_next(message, context)
-    require_room(message.content, context)
     take_receipts(message.content, context, is_round=True)
+    # Afterwards, since the receipts may have filled the folder.
+    require_room(message.content, context)
     reply = call_next(message, context)
     settings = cast(ConfigRecord, message.content["config"])
     if settings.get(RECEIPTS_KEY):

@@ -299,7 +299,8 @@ class MessageGuard:
                 content = self.leaves.check(
                     received, offered, metadata.run_id, metadata.message_type
                 )
-                note_sent = self.replies.sign(received, content)
+                begins_round = is_round(metadata.message_type)
+                note_sent = self.replies.sign(received, content, is_round=begins_round)
                 reply = Message(content, reply_to=question)
             contents = _in_pieces(reply)
             self._note("out", question, reply.metadata.message_id, contents)

@@ -86,14 +86,16 @@ class OwnReplies:
         """
         if not self._context.node_config.get(RECEIPTS_DIR):
             return
-        if is_round:
-            require_room(received, self._context)
         take_receipts(received, self._context, is_round=is_round)
+        if is_round:  # Afterwards, since the receipts may have filled the folder.
+            require_room(received, self._context)
 
-    def sign(self, received: RecordDict, leaving: RecordDict) -> Callable[[], None] | None:
-        """Sign a reply of this project's app, and return a function that notes it as sent.
+    def sign(
+        self, received: RecordDict, leaving: RecordDict, *, is_round: bool
+    ) -> Callable[[], None] | None:
+        """Sign an update of this project's app, and return a function that notes it as sent.
 
-        The caller calls that function when the reply leaves. Other replies are not changed.
+        The caller calls that function when the reply leaves. Other replies are not signed.
 
         Parameters
         ----------
@@ -101,6 +103,9 @@ class OwnReplies:
             The content of the message that the reply answers.
         leaving : RecordDict
             The content that leaves, to which the signature is added.
+        is_round : bool
+            Whether the message asks for an update. A guard counts rounds of these messages alone,
+            so an answer to another message must not pass as a second update of a round.
 
         Returns
         -------
@@ -110,6 +115,8 @@ class OwnReplies:
         preflight = leaving.get(RECORD)
         if self._key is not None and isinstance(preflight, ConfigRecord):
             preflight[SIGNING_KEY] = f"{Status.OK}: the guard signs"
+        if not is_round:
+            return None
         settings = received.get("config")
         model = received.get("arrays")
         if not isinstance(settings, ConfigRecord) or not isinstance(model, ArrayRecord):

@@ -10,11 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
+from fedif_consortium.evidence import member_receipts
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY, TakenReceipts
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound
 from fedif_consortium.evidence.signed import SignedUpdate, record_digest
 from fedif_consortium.member.outgoing import LeavesSettings, OutgoingPolicy
 from fedif_consortium.member.own_replies import OwnReplies, app_config
+from fedif_flower.errors import StorageError
 from fedif_flower.messages.arrays import pack_array, view_array
 from fedif_flower.messages.instructions import RECEIPTS_KEY, ROUND_KEY, RUN_ID_KEY
 from fedif_flower.messages.node_config import NodeConfig
@@ -47,7 +49,7 @@ def offered() -> RecordDict:
 @pytest.mark.parametrize("limits", [{"clip_length": 2.5}, {"metric_digits": 2}, {}])
 def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits):
     leaving = OutgoingPolicy(LeavesSettings(**limits), None).check(RECEIVED, offered(), 0)
-    note_sent = own.sign(RECEIVED, leaving)
+    note_sent = own.sign(RECEIVED, leaving, is_round=True)
     # What a server checks:
     record, sent = leaving["signature"], record_digest(leaving["arrays"]).hex()
     assert record["received"] == record_digest(RECEIVED["arrays"]).hex()
@@ -73,7 +75,8 @@ def test_a_server_cannot_take_back_what_it_told(own):
     told = RecordDict({**chain.receipts_for(NODE, b""), "config": SETTINGS})
     own.take(told, is_round=True)
     silent = ConfigRecord({**SETTINGS, RECEIPTS_KEY: False})
-    assert own.sign(RecordDict({**RECEIVED, "config": silent}), leaving) is not None
+    received = RecordDict({**RECEIVED, "config": silent})
+    assert own.sign(received, leaving, is_round=True) is not None
     assert leaving["signature"]["head"] == chain.root.hex()
 
 
@@ -85,9 +88,9 @@ def test_a_member_without_a_guard_cannot_take_part_where_signatures_are_required
     assert [one.status for (one,) in found] == ["ok", "failed"]
     assert "has no guard that signs: fedif node start --policy" in found[1][0].words
     answer = RecordDict({"preflight": to_record(found[1], 0.0)})
-    OwnReplies(NODE, {}, None).sign(RecordDict(), answer)
+    OwnReplies(NODE, {}, None).sign(RecordDict(), answer, is_round=False)
     assert read_findings(answer)[0] == found[1]
-    own.sign(RecordDict(), answer)
+    own.sign(RecordDict(), answer, is_round=False)
     assert [one.status for one in read_findings(answer)[0]] == ["ok"]
 
 
@@ -113,6 +116,27 @@ def test_other_messages_and_other_apps_are_left_alone(tmp_path, own, received):
     content = RecordDict({"arrays": model(3.0, 4.0)})
     for one in (own, OwnReplies(NODE, {"another": "app's"}, KEY)):
         one.take(received, is_round=True)
-        assert one.sign(received, content) is None
+        assert one.sign(received, content, is_round=True) is None
     assert content == RecordDict({"arrays": model(3.0, 4.0)})
     assert list(tmp_path.glob("receipts/**/*.json")) == []
+
+
+def test_an_answer_to_a_question_is_signed_as_no_update(tmp_path, own):
+    """Else the server would have two updates of one round, and choose between them."""
+    leaving = offered()
+    assert own.sign(RECEIVED, leaving, is_round=False) is None
+    assert leaving == offered()
+
+
+def test_no_update_leaves_once_the_receipts_beside_the_model_have_filled_the_folder(
+    tmp_path, own, monkeypatch
+):
+    monkeypatch.setattr(member_receipts, "MOST_FILES", 1)
+    chain = RoundChain()
+    leaves = [f"1,{NODE},,0.0,,,away"]
+    about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
+    chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
+    told = RecordDict({**chain.receipts_for(NODE, b""), "config": SETTINGS})
+    with pytest.raises(StorageError, match="holds 1 files: move it away"):
+        own.take(told, is_round=True)
+    assert len(list(tmp_path.glob("receipts/*/round-*.json"))) == 1

@@ -67,9 +67,11 @@ def guarded(client: ClientCall, keys: Mapping[int, SigningKey]) -> ClientCall:
             return client(message, context)
         config = dict(context.node_config)
         own = guards.setdefault(context.node_id, OwnReplies(context.node_id, config, key))
-        own.take(message.content, is_round=is_round(message.metadata.message_type))
+        begins_round = is_round(message.metadata.message_type)
+        own.take(message.content, is_round=begins_round)
         reply = client(message, replace(context, node_config=app_config(config, "")))
-        if (note_sent := own.sign(message.content, reply.content)) is not None:
+        note_sent = own.sign(message.content, reply.content, is_round=begins_round)
+        if note_sent is not None:
             note_sent()
         return reply
 
