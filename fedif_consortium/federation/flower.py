@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -217,16 +218,26 @@ class Flower:
         """
         process = _flwr(*arguments, "--format", "json", capture_output=True)
         reason = ""
-        with suppress(ValueError):
-            start = process.stdout.index("{")  # Flower may write lines of its own before.
-            answer = json.loads(process.stdout[start:])
+        answer = _answer_in(process.stdout)
+        if answer is not None:
             if process.returncode == 0 and answer.get("success", True):
-                return dict(answer)
+                return answer
             reason = answer.get("error-message", "")
         output = str(reason or process.stderr or process.stdout)
         in_one_line = " ".join(output.split())
         command = " ".join(str(argument) for argument in arguments[:2])
         raise FlowerCommandError(f"`flwr {command}` failed: {in_one_line or 'it said nothing'}")
+
+
+def _answer_in(output: str) -> dict[str, Any] | None:
+    """Return the JSON object with which a command's output ends; ``None`` if there is none.
+
+    Flower may write lines of its own before it, and these may have braces too.
+    """
+    for match in re.finditer(r"\{", output):
+        with suppress(ValueError):
+            return dict(json.loads(output[match.start() :]))
+    return None
 
 
 def _flwr(*arguments: object, **output: Any) -> subprocess.CompletedProcess[str]:

@@ -17,6 +17,14 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 PROJECT = Path(__file__).parents[3]
 
 
+def write_flwr(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, status: int) -> None:
+    """Let a program that prints ``text`` stand for Flower's command."""
+    program = folder / "flwr"
+    program.write_text(f"#!{sys.executable}\nprint({text!r})\nraise SystemExit({status})\n")
+    program.chmod(0o755)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(folder))
+
+
 @pytest.mark.parametrize(
     ("text", "status", "match"),
     [
@@ -25,12 +33,16 @@ PROJECT = Path(__file__).parents[3]
     ],
 )
 def test_what_flower_refuses_is_said_in_its_words(tmp_path, monkeypatch, text, status, match):
-    program = tmp_path / "flwr"
-    program.write_text(f"#!{sys.executable}\nprint({text!r})\nraise SystemExit({status})\n")
-    program.chmod(0o755)
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    write_flwr(tmp_path, monkeypatch, text, status)
     with pytest.raises(FlowerCommandError, match=rf"`flwr supernode list` failed: .*{match}"):
         Flower("consortium").nodes()
+
+
+@pytest.mark.parametrize("line", ["", "resolving {flwr, torch}", "{", "{}\n{"])
+def test_an_answer_is_read_behind_lines_of_flower_s_own(tmp_path, monkeypatch, line):
+    answer = '{"success": true, "run-id": "9", "more": {"a": {}}}'
+    write_flwr(tmp_path, monkeypatch, f"{line}\n{answer}", 0)
+    assert Flower("consortium").submit(tmp_path, "") == 9
 
 
 @pytest.mark.parametrize("other", ["x", "local"])
