@@ -220,7 +220,10 @@ def told_attempts(text: object) -> Attempts:
         If it is no text, or the text names no attempts.
     """
     if not isinstance(text, str):
-        raise EvidenceError("the message does not say which attempt at which run it is of")
+        raise EvidenceError(
+            "the message does not say which attempt at which run it is of; the server may have an "
+            "older version of fedif-flower"
+        )
     with refused_as(EvidenceError, "the message does not say which attempt it is of"):
         return Attempts.model_validate(parse_json(text))
 

@@ -436,15 +436,14 @@ def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
         if chain.sizes.get(told_round.root) != told_round.size:
             raise StatementError(
-                f"from round {_first_after(told_round.start, chain)} on, history was rewritten: "
-                f"{member.name} holds a signed head of {told_round.size} lines that the records "
-                "do not lead to"
+                f"{_since(told_round.start, chain)}, history was rewritten: {member.name} holds a "
+                f"signed head of {told_round.size} lines that the records do not lead to"
             )
 
 
-def _first_after(start: int, chain: RoundChain) -> int | str:
-    """Return the first round that has leaves after the chain's first ``start``; ``"?"`` if none."""
+def _since(start: int, chain: RoundChain) -> str:
+    """Return words that say since which round the records have more than ``start`` leaves."""
     for recorded in chain.rounds:
         if recorded.size > start:
-            return recorded.number
-    return "?"
+            return f"from round {recorded.number} on"
+    return "after the last recorded round"

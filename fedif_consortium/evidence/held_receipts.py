@@ -96,7 +96,9 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
         run_folder = folder / run
     paths = sorted(run_folder.glob("*.json"))
     if not paths:
-        raise ConfigError(f"receipts = {str(folder)!r} holds none of run {run}{_others(folder)}")
+        raise ConfigError(
+            f"receipts = {str(folder)!r} holds no receipts of run {run}{_others(folder)}"
+        )
     receipts_dir = run_folder.absolute().parent
     rounds: list[ToldRound] = []
     sent = defaultdict[tuple[int, int], set[str]](set)
@@ -171,7 +173,7 @@ def _others(folder: Path) -> str:
     others = [path for path in _run_folders(folder) if any(path.glob("*.json"))]
     if not others:
         return ""
-    return f"; it holds {len(others)} others"
+    return f", but of {len(others)} other runs: is it of another federation?"
 
 
 def _run_folders(folder: Path) -> list[Path]:

@@ -228,14 +228,21 @@ class ReceiptKeeper:
             ends[told_round.size] = told_round.root
         reaches_back = first.start <= before.size
         if before.size and reaches_back and ends.get(before.size) != before.root:
-            reason = f"history was rewritten: the records told before, of {before.size} lines"
+            reason = (
+                "history was rewritten: what the server tells now does not contain the "
+                f"{before.size} lines that it told before"
+            )
             return reason, with_signer
         without_leaves = last.model_copy(update={"hashes": (), "own": {}})
         after = with_signer.model_copy(
             update={"size": last.size, "root": last.root, "last": without_leaves}
         )
         if before.size and not reaches_back:
-            return "the server does not prove that its records go on from before", after
+            reason = (
+                f"the receipts skip rounds after the {before.size} lines that were told before: "
+                "nobody can check that the records go on from these"
+            )
+            return reason, after
         return "", after
 
     def _why_no_chain(self, rounds: Sequence[ToldRound]) -> str:

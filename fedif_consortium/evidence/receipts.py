@@ -236,7 +236,7 @@ def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
     if before is None:
         if later.number == 1:
             return ""
-        return f"the first round of the records is round {later.number}"
+        return f"the first round of the records is round {later.number}; it has to be round 1"
     if (later.run, later.name) != (before.run, before.name):
         return f"round {later.number} is of another run than round {before.number}"
     if later.attempt == before.attempt:

@@ -191,7 +191,10 @@ class ReplyWitness(Callback, Kept):
                 raise EvidenceError("it signed that it was told other records than these")
             signed.check()
             if not self._is_known(node.node_id, signed.key):
-                raise EvidenceError("it is signed with another key than it is known by")
+                raise EvidenceError(
+                    "it is signed with another key than that of this node: if the member has a new "
+                    "one, `fedif federation rekey`"
+                )
         except (EvidenceError, ValueError) as error:
             raise ReplyError(f"its signature: {first_error(error)}") from error
         kept_arrays = None

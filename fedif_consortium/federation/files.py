@@ -106,7 +106,10 @@ def refuse_changes(path: Path, different: Collection[str]) -> None:
         The keys whose values differ; empty: none.
     """
     if different:
-        raise ConfigError(f"{path} is there and says otherwise ({enumerated(different)}): edit it")
+        raise ConfigError(
+            f"{path} has other values of {enumerated(different)}: edit it, or give the values that "
+            "it has"
+        )
 
 
 def read_document(path: Path, kind: type[_Document], otherwise: str = "") -> _Document:

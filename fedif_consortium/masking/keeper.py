@@ -258,7 +258,8 @@ class Keeper:
             # Products with longer vectors could wrap around. A combination of such products modulo
             # 2**64 could tell what no combination of true products tells.
             longest = 2.0**ring.VECTOR_BITS + math.sqrt(self.length)
-            allow(norm <= longest, "a vector has a length of 1 at most", "a longer one")
+            length = f"a length of {norm / 2.0**ring.VECTOR_BITS:.6g}"
+            allow(norm <= longest, "a vector has a length of 1 at most", length)
             vectors = [*current.vectors, current.sketch.without(signed_vector)]
             lengths = [*current.lengths, norm]
             self.policy.check_vectors(np.array(vectors), np.array(lengths))
@@ -327,7 +328,10 @@ class Keeper:
     def _require_open(self, run: int, server_round: int) -> KeptRound:
         """Return the open round; raise KeeperError unless it is this round of this run."""
         if self._round is None or self._round.place != (run, server_round):
-            raise KeeperError(f"the keeper keeps no round {server_round} of run {run}")
+            raise KeeperError(
+                f"round {server_round} of run {run} is not open: it was refused, another round was "
+                "opened since, or the keeper was restarted"
+            )
         return self._round
 
     def _most_vectors(self, names: Iterable[str], day: str) -> int:

@@ -152,7 +152,7 @@ def _obstacle_in(initial_arrays: ArrayRecord) -> str:
     """Return why a model cannot be trained in masked rounds; empty if it can."""
     for name in initial_arrays:
         if is_statistic(name):
-            return f"{name!r} is a statistic"
+            return f"{name!r} is a batch-norm statistic, which cannot be masked"
     for name, array in initial_arrays.items():
         # A masked entry has 8 bytes, four times as many as a float16: the server would refuse such
         # a reply as too large.
@@ -197,7 +197,7 @@ class MaskedRounds(RunPart):
         else:
             keeper = _keeper_elsewhere(settings, run)
         name = settings.keeper_url or "beside the server, for trial"
-        logger.info("masked: who has the masks is %s", name)
+        logger.info("masked: the keeper of the masks is %s", name)
         _require_answers(keeper.policy, run.config, run.loaded.validation.num_params)
         return Built(
             setup={"intake": Masking(keeper)},

@@ -140,7 +140,8 @@ class KeeperPolicy(Settings):
         """
         total = float(np.sum(weights, dtype=np.float64))
         off = abs(total - 2**WEIGHT_BITS)  # Rounding moves each weight by at most half a unit.
-        allow(off <= len(weights), "weights are shares, whose sum is 1", "others")
+        request = f"a sum of {total / 2**WEIGHT_BITS:.6g}"
+        allow(off <= len(weights), "weights are shares, whose sum is 1", request)
         shares = weights / total  # [m]
         self.check_members(int(np.count_nonzero(shares)), "with weight")
         first = int(np.argmax(shares))

@@ -284,7 +284,8 @@ class MessageGuard:
         """
         waiting = self._waiting.pop(message.metadata.reply_to_message_id, None)
         if waiting is None:
-            logger.warning("run %d: a reply to no message: not sent", message.metadata.run_id)
+            words = "run %d: a reply to an earlier or unknown message: not sent"
+            logger.warning(words, message.metadata.run_id)
             return set(), ""
         question, received = waiting
         metadata = question.metadata

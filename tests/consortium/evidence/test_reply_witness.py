@@ -130,7 +130,7 @@ def test_a_member_has_one_key_in_a_run(known):
         before, found = found.seen[1000].signed.cells(), witness()
         found.restore([{"round": 1, "client_id": 1000, **before}], None, 1)
     found.begin(2, arrays(1.0))
-    with pytest.raises(ReplyError, match="another key than it is known by"):
+    with pytest.raises(ReplyError, match="another key than that of this node"):
         look(found, reply(OTHER, server_round=2), asked=2)
 
 
@@ -144,7 +144,7 @@ def test_a_member_that_got_another_key_goes_on_in_the_run(is_resumed):
         before, found = found.seen[1000].signed.cells(), witness(registered=lambda: dict(keys))
         found.restore([{"round": 1, "client_id": 1000, **before}], None, 1)
     found.begin(2, arrays(1.0))
-    with pytest.raises(ReplyError, match="another key than it is known by"):
+    with pytest.raises(ReplyError, match="another key than that of this node"):
         look(found, reply(OTHER, server_round=2), asked=2)
     keys[1000] = public_der(OTHER.public_key())
     look(found, reply(OTHER, server_round=2), asked=2)

@@ -62,7 +62,7 @@ def masked(tmp_path_factory) -> tuple[Path, list[np.ndarray]]:
         ({"attribution": "adaptive"}, "masking: attribution = 'adaptive' takes several gradients"),
         ({"credit.per-class": True}, "masking: attribution by class takes a gradient for each"),
         ({"server_optimizer": "fedavgm"}, "masking: attribution beside a server optimizer"),
-        ({"model": "cnn-batch-norm"}, "masking: '.*running_mean' is a statistic"),
+        ({"model": "cnn-batch-norm"}, "masking: '.*running_mean' is a batch-norm statistic"),
         ({"strategy": "afedsv"}, "masking: AFedSV weighs by the updates themselves"),
         ({"neighbour_mixing": True}, "masking: NearestNeighbours looks at each update"),
         ({"pace.late-rounds": 1}, "masking: late replies cannot be discounted"),

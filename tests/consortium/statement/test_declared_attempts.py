@@ -151,9 +151,9 @@ def files(folder, kept, number, pattern="round-*.json"):
 def test_receipts_of_other_runs_alone_are_no_receipts_of_this_one(repeated, second, adas):
     for path in files(adas, repeated / "kept", "2", "*.json"):
         path.unlink()
-    with pytest.raises(ConfigError, match=r"holds none of run [0-9a-f]{32}; it holds 2 others"):
+    with pytest.raises(ConfigError, match=r"no receipts of run [0-9a-f]{32}, but of 2 other"):
         verify(second.path, receipts=[adas])
-    with pytest.raises(ConfigError, match=r"holds none of run [0-9a-f]{32}$"):
+    with pytest.raises(ConfigError, match=r"holds no receipts of run [0-9a-f]{32}$"):
         verify(second.path, receipts=[repeated / "nowhere"])
 
 
