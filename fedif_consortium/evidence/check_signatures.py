@@ -20,7 +20,7 @@ from fedif_consortium.evidence.reply_witness import TRAINED, TYPES, sent_file
 from fedif_consortium.evidence.signed import SignedUpdate, arrays_digest
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.foreign import refused_as, require_plain_archive
-from fedif_flower.intake.pace import Pace
+from fedif_flower.intake.pace import inverse_root
 from fedif_flower.run.folder import RunFolder, file_of_round, files_of_rounds
 from fedif_flower.run.kept_updates import read_step
 from fedif_flower.server.record import Step
@@ -157,7 +157,7 @@ class _SignatureCheck:
         self._holders: dict[bytes, str] = {}  # Members' names by their public keys (DER).
         for name, key in (members or {}).items():
             self._holders[public_der(key)] = holder_of(name)
-        self._replies = _used_or_refused(lines)
+        self._replies = _accepted_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
         self._most_rounds_late = _most_rounds_late(agreed_settings(run))
         # The round in which a reply counts, by the round in which it was asked for and client id.
@@ -369,7 +369,7 @@ def _place(row: Mapping[str, str]) -> tuple[int, int]:
     return int(row["round"]), int(row["client_id"])
 
 
-def _used_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], dict[str, str]]:
+def _accepted_or_refused(lines: Iterable[dict[str, str]]) -> dict[tuple[int, int], dict[str, str]]:
     """Return the lines of accepted and refused replies in ``clients.csv``, by round and client."""
     replies: dict[tuple[int, int], dict[str, str]] = {}
     for row in lines:
@@ -510,7 +510,7 @@ def _shortening(sent: NDArray[Any], settings: Mapping[str, Any], *, rounds_late:
     if most and length > most:
         shortening = most / length
     if rounds_late:
-        shortening *= Pace().staleness(rounds_late)
+        shortening *= inverse_root(rounds_late)  # No run config has another factor.
     return shortening
 
 

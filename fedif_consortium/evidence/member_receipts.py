@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fedif_flower.tasks.task import Task
 
 SIGNATURES_KEY = "require-signatures"  # A key of a run's instructions to members.
-UNSIGNED = "it has no guard that signs: fedif node start --policy"
+HOW_TO_SIGN = "it has no guard that signs: fedif node start --policy"
 MOST_RUNS = 100  # The most entries of a receipts-dir, which has a folder for each run.
 MOST_FILES = 20_000  # The most files of evidence in a run's folder.
 _REMEMBERED = 64  # The number of rounds whose sent digests the memory holds.
@@ -419,6 +419,6 @@ class TakenReceipts(ClientPart):
         Where a member has a guard, the guard gives this finding in place of the app.
         """
         if settings.get(SIGNATURES_KEY):
-            words = f"this run has require-signatures, and this member does not sign: {UNSIGNED}"
+            words = f"this run has require-signatures, and this member does not sign: {HOW_TO_SIGN}"
             return [Finding("signing-key", Status.FAILED, words)]
         return [Finding("signing-key", Status.OK, "this member does not sign")]

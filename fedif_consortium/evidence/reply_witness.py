@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedif_consortium.evidence.attempts import NOT_COUNTED, AgreedRun
-from fedif_consortium.evidence.member_receipts import UNSIGNED
+from fedif_consortium.evidence.member_receipts import HOW_TO_SIGN
 from fedif_consortium.evidence.signed import (
     SIGNATURE_RECORD,
     SignedUpdate,
@@ -175,7 +175,7 @@ class ReplyWitness(Callback, Kept):
             self._check(cells, arrays, self.seen[node.node_id])
         elif self._required:
             raise ReplyError(
-                f"it is not signed: this run has evidence.require-signatures; {UNSIGNED}"
+                f"it is not signed: this run has evidence.require-signatures; {HOW_TO_SIGN}"
             )
 
     def _check(self, cells: Mapping[str, Any], arrays: ArrayRecord, seen: SeenReply) -> None:

@@ -174,7 +174,7 @@ class Keeper:
         self._vectors_of_day: Counter[tuple[str, str]] = Counter()  # By member and day.
         self._sums_of_model: Counter[tuple[str, str]] = Counter()  # By member and model.
         for entry in past:
-            self._count(entry)
+            self._count_answer(entry)
 
     @property
     def length(self) -> int:
@@ -338,7 +338,7 @@ class Keeper:
         """Return the largest number of vectors that any of these members' masks met on a day."""
         return max(self._vectors_of_day[name, day] for name in names)
 
-    def _count(self, entry: Mapping[str, Any]) -> None:
+    def _count_answer(self, entry: Mapping[str, Any]) -> None:
         """Count the answer in a line of the log, if the line has one."""
         asked = entry["asked"]
         if "answer" not in entry:
@@ -368,7 +368,7 @@ class Keeper:
             raise
         finally:
             self.log.append(entry)
-            self._count(entry)
+            self._count_answer(entry)
 
 
 def _told_unlike_most(opened: Mapping[str, _OpenedBox]) -> list[str]:
