@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anyio import to_thread
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.common.constant import TIMESTAMP_HEADER
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
@@ -35,6 +36,8 @@ KEY = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
 SIGNATURE = FLEET_HTTP_SIGNATURE_HEADER.lower().encode()
 STAMP = TIMESTAMP_HEADER.lower().encode()
 LENGTH = b"content-length"
+# What a header raises that is missing, or holds no key of a kind that is known here.
+_NO_KEY = (KeyError, ValueError, TypeError, UnsupportedAlgorithm)
 _ONCE = (KEY, SIGNATURE, STAMP, LENGTH)  # A request that has one of these twice is refused.
 
 
@@ -122,7 +125,7 @@ def is_signed(headers: Mapping[bytes, bytes], state: Any) -> bool:
         if state.get_node_id_by_public_key(key) is None:
             return False
         return verify_signature(bytes_to_public_key(key), stamp, signature)
-    except (KeyError, ValueError, TypeError):
+    except _NO_KEY:
         return False
 
 
@@ -138,7 +141,7 @@ def _key_of(headers: Mapping[bytes, bytes]) -> str:
     """Return the id of the key in a request's headers; empty: there is none, or it is no key."""
     try:
         return _id_of(b64decode(headers[KEY], validate=True))
-    except (KeyError, ValueError, TypeError):
+    except _NO_KEY:
         return ""
 
 

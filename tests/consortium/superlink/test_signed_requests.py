@@ -92,6 +92,20 @@ def test_a_key_that_was_removed_opens_nothing_though_a_backup_has_its_registrati
     assert answer("/v1/fleet/pull-messages", given, {key_id(PRIVATE.public_key())}) == 401
 
 
+def test_a_key_of_a_kind_that_nobody_has_is_a_stranger_s():
+    """Once a member was removed, anybody could have a traceback written by a few bytes."""
+    # SubjectPublicKeyInfo: a point on brainpoolP160r1, which cryptography does not support.
+    curve = bytes.fromhex("301406072a8648ce3d020106092b2403030208010101")
+    der = b"\x30\x42" + curve + b"\x03\x2a\x00\x04" + bytes(range(40))
+    pem = b"-----BEGIN PUBLIC KEY-----\n" + b64encode(der) + b"\n-----END PUBLIC KEY-----\n"
+    given = headers() | {KEY: b64encode(pem)}
+    state = SimpleNamespace(get_node_id_by_public_key=lambda key: 5)
+    assert not is_signed(given, state)
+    removed = {key_id(PRIVATE.public_key())}
+    given |= {b"content-length": b"10"}
+    assert answer("/v1/fleet/pull-messages", given, removed) == 200  # Flower itself refuses it.
+
+
 @pytest.mark.parametrize("second", [b"", None])
 def test_a_removed_key_does_not_hide_before_a_second_header(second):
     """Flower reads the first of two headers of a name."""
