@@ -50,6 +50,8 @@ TOO_HEAVY = (
     "it was sent in; masked replies, and those in float64 to a model in float32, need "
     "FEDIF_REPLY_BUDGET=2 in the environment of the SuperLink"
 )
+INCOMPLETE = "the reply was not uploaded completely"
+UNREADABLE = "the reply cannot be read"
 
 
 def objects_of(tree: ObjectTree) -> set[str]:
@@ -220,6 +222,8 @@ class Upload:
         When an object was stored last, on the monotonic clock.
     weight : Weight
         The weight of all objects announced and all contents weighed so far.
+    refusal : str
+        Why the reply is refused, if it is.
     """
 
     node_id: int
@@ -234,16 +238,20 @@ class Upload:
     def __post_init__(self) -> None:
         """Begin with the weight of what is announced: a number of objects, none with content."""
         self.weight = Weight(len(self.objects))
+        self.refusal = TOO_HEAVY
 
     def accepts(self, contents: Iterable[tuple[str, bytes]]) -> bool:
         """Add the contents of objects, and return whether the reply is still within its bounds.
 
-        ``contents`` has pairs of an object's id and its bytes. A reply that cannot be read is out
-        of bounds.
+        ``contents`` has pairs of an object's id and its bytes, which are empty if the object was
+        not uploaded. A reply that is not complete, or cannot be read, is out of bounds.
         """
         try:
             for object_id, content in contents:
                 if self.is_heavy():
+                    return False
+                if not content:
+                    self.refusal = INCOMPLETE
                     return False
                 self._weigh(object_id, content)
             if self.is_heavy():
@@ -252,6 +260,7 @@ class Upload:
                 return True  # The rest is still to come.
             return self._size_put_together() <= self.limit.size
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            self.refusal = UNREADABLE
             return False
 
     def _weigh(self, object_id: str, content: bytes) -> None:
@@ -378,8 +387,8 @@ class ReplyGuard:
         Raises
         ------
         HTTPException
-            With status 413 if the reply then weighs too much; the message that it answers is
-            deleted.
+            With status 413 if the reply then weighs too much, or cannot be read; the message that
+            it answers is deleted.
         """
         object_id = request.object_id
         content = request.object_content
@@ -401,8 +410,8 @@ class ReplyGuard:
                 state.delete_messages(message_ins_ids={message_id})
                 with self._lock:
                     self._uploads.pop(message_id, None)
-            logger.warning("node %d, run %d: %s", upload.node_id, upload.run_id, TOO_HEAVY)
-            raise HTTPException(413, TOO_HEAVY)
+            logger.warning("node %d, run %d: %s", upload.node_id, upload.run_id, upload.refusal)
+            raise HTTPException(413, upload.refusal)
         response = handler(request=request, state=state)
         if response.stored:
             with self._lock:
@@ -435,7 +444,8 @@ class ReplyGuard:
     def pull_replies(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Return the replies that are complete and within their bounds.
 
-        A reply that is not complete yet stays where it is. A reply that is too heavy is dropped.
+        A reply that is not complete yet stays where it is. A reply that is too heavy,
+        or cannot be read, is dropped.
         """
         with self._handing_on:
             with self._lock:
@@ -469,7 +479,7 @@ class ReplyGuard:
         not_weighed = objects - upload.sizes.keys()
         is_light = upload.accepts((i, state.get_object(run_id, i) or b"") for i in not_weighed)
         if not is_light:
-            logger.warning("node %d, run %d: %s", node_id, run_id, TOO_HEAVY)
+            logger.warning("node %d, run %d: %s", node_id, run_id, upload.refusal)
         return is_light
 
     def _limit(self, run_id: int) -> Weight:

@@ -212,9 +212,29 @@ def test_an_upload_belongs_to_the_node_that_announced_it(message):
 def test_a_reply_that_weighs_too_much_is_refused_at_once(message, spoil):
     flower = Flower()
     flower.send(message)
-    with pytest.raises(HTTPException, match="413"):
+    with pytest.raises(HTTPException, match="413: the reply weighs more than the message"):
         flower.reply(answer(message, **spoil))
     assert flower.deleted == {message.metadata.message_id}
+
+
+def test_the_log_says_why_a_reply_is_dropped(message, monkeypatch, caplog):
+    flower = Flower()
+    flower.send(message)
+    session = announced(flower, message, b"never uploaded").session_id
+    assert flower.upload(session, ROOT, ROOT_CONTENT)
+    later = time.monotonic() + OBJECT_PUSH_SESSION_TTL_SECONDS
+    monkeypatch.setattr("time.monotonic", lambda: later)
+    assert flower.pull(message.metadata.message_id) == []
+    assert caplog.messages == [f"node {MEMBER}, run 1: the reply was not uploaded completely"]
+
+
+def test_a_reply_that_cannot_be_read_is_not_called_too_heavy(message):
+    flower = Flower()
+    flower.send(message)
+    odd = b"no object of Flower's"
+    session = announced(flower, message, odd).session_id
+    with pytest.raises(HTTPException, match="413: the reply cannot be read"):
+        flower.upload(session, get_object_id(odd), odd)
 
 
 def test_too_many_objects_are_refused_before_flower_sees_them(message):
