@@ -44,7 +44,8 @@ class MetricsSettings(Settings, alias_generator=in_section("metrics")):
     )
     members: bool = quiet_setting(
         False,
-        "each member's weight, weight score and replies by name, for at most 1,000 members",
+        "each member's weight, weight score and replies by name; only if num-clients is at most "
+        "1,000",
     )
 
     @model_validator(mode="after")

@@ -170,13 +170,24 @@ def _about_waiting(run: Watched) -> Iterator[Remark]:
         return
     seconds = run.now - run.live.since
     if seconds > max(SLOW * usual, SHORT):
-        waiting = enumerated(member.label for member in run.members if member.state == "training")
-        yield Remark(
-            is_wrong=False,
-            text=f"Round {run.live.round} has lasted {seconds:,.0f} s, {seconds / usual:.0f} times "
-            f"as long as usual. It waits for {waiting}.",
-            advice="It goes on without them after pace.timeout. Do their hosts still work?",
+        lasted = (
+            f"Round {run.live.round} has lasted {seconds:,.0f} s, {seconds / usual:.0f} times as "
+            "long as usual."
         )
+        waiting = [member.label for member in run.members if member.state == "training"]
+        if waiting:
+            yield Remark(
+                is_wrong=False,
+                text=f"{lasted} It waits for {enumerated(waiting)}.",
+                advice="It goes on without them after pace.timeout. Do their hosts still work?",
+            )
+        else:
+            # The phase is still "training" while the server screens and weighs the replies.
+            yield Remark(
+                is_wrong=False,
+                text=f"{lasted} All whom it asked have answered.",
+                advice="The server may be at work on the replies. If it stays so, see its log.",
+            )
 
 
 def _about_members(run: Watched) -> Iterator[Remark]:
@@ -197,6 +208,6 @@ def _about_members(run: Watched) -> Iterator[Remark]:
     if offline:
         yield Remark(
             is_wrong=False,
-            text=f"{enumerated(offline)} was not connected when this round began.",
+            text=f"Not connected when this round began: {enumerated(offline)}.",
             advice="Nothing, if it comes back soon: then it is asked again.",
         )

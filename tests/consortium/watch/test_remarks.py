@@ -12,6 +12,7 @@ LIVE = {"time": NOW, "since": NOW, "round": 4}
 NAMES = {2: "Köln", 3: "client 3"}
 HONEST = [client(t, i) for t in (1, 2, 3) for i in (1, 2, 3, 4)]
 REFUSED = [client(3, 1), client(3, 2, "refused"), client(3, 3, "refused")]
+ANSWERED = {"asked": asked(1, 2, 3), "answered": [1, 2, 3]}
 WAITED = {"asked": asked(1, 2, 3), "answered": [1]}
 
 
@@ -30,10 +31,11 @@ def told(folder, now: float = NOW) -> list[str]:
         (HONEST, {"phase": "failed", "reason": "disk full"}, NOW, "with an error: disk full"),
         (HONEST, {"phase": "stopped"}, NOW, "Somebody stopped the run"),
         (HONEST, {}, NOW + 600, "no sign of life for 10 minutes"),
-        (HONEST, {"online": [1, 2, 4]}, NOW, "client 3 was not connected"),
+        (HONEST, {"online": [1, 2, 4]}, NOW, "Not connected when this round began: client 3."),
         (REFUSED, {}, NOW, "In round 3 only 1 of 3 replies counted."),
         (HONEST, WAITED, NOW + 11, ""),  # Usual are 4 s.
         (HONEST, WAITED, NOW + 20, "lasted 20 s, 5 times as long as usual. It waits for Köln, cl"),
+        (HONEST, ANSWERED, NOW + 20, "5 times as long as usual. All whom it asked have answered."),
         (missed("refused", 2, 3), {}, NOW, ""),
         (missed("refused", 1, 2, 3), {}, NOW, "client 9 sent refused replies, 3 rounds in a row."),
         (missed("failed", 1, 2, 3), {}, NOW, "client 9 sent errors of its app, 3 rounds in a row."),
