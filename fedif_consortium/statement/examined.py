@@ -60,10 +60,15 @@ class Examined:
         """
         if not self.corrected_by_class:
             return
+        num_classes = len(self.transitions)
+        is_square = all(len(row) == num_classes for row in self.transitions)
+        if not num_classes or not is_square:
+            raise ValueError("corrected_by_class is true, but transitions are no square matrix")
         wrong = [1 - row[label] for label, row in enumerate(self.transitions)]
-        if not wrong or not min(wrong) - 1e-9 <= self.corrected_noise <= max(wrong) + 1e-9:
+        if not min(wrong) - 1e-9 <= self.corrected_noise <= max(wrong) + 1e-9:
             raise ValueError(
-                f"corrected_noise = {self.corrected_noise}, which does not follow from transitions"
+                f"corrected_noise = {self.corrected_noise}, which does not follow from "
+                f"transitions: by these it lies between {min(wrong):g} and {max(wrong):g}"
             )
 
     @property

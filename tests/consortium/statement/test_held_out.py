@@ -114,7 +114,16 @@ def test_a_share_by_class_has_to_follow_from_the_chances(tmp_path, share):
     """With 40 and 20 % wrong, any mix of the classes has between 20 and 40 %."""
     chances = {"corrected_by_class": True, "transitions": [[0.6, 0.4], [0.2, 0.8]]}
     run = run_of(tmp_path, CLEAN | chances | {"corrected_noise": share})
-    with pytest.raises(ConfigError, match="which does not follow from transitions"):
+    words = "which does not follow from transitions: by these it lies between 0.2 and 0.4"
+    with pytest.raises(ConfigError, match=words):
+        settle(read_run(run), 1000)
+
+
+@pytest.mark.parametrize("transitions", [[], [[0.6, 0.4], [0.8]], [[0.6]] * 2])
+def test_chances_by_class_are_a_square_matrix(tmp_path, transitions):
+    chances = {"corrected_by_class": True, "transitions": transitions, "corrected_noise": 0.3}
+    run = run_of(tmp_path, CLEAN | chances)
+    with pytest.raises(ConfigError, match=r"held_out: .* transitions are no square matrix"):
         settle(read_run(run), 1000)
 
 
