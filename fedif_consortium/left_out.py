@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from fedif_consortium.extra import what_it_needs
+from fedif_consortium.extra import INSTALL, missing_modules, what_it_needs
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.settings import Scalar
@@ -35,5 +35,10 @@ class LeftOut(RunPart):
 
     def build(self, run: RunContext) -> Built:  # noqa: ARG002
         """Log once which sections are left out, and add nothing to the run."""
-        logger.info("%s", what_it_needs(f"left out: {', '.join(SECTIONS)}; each"))
+        logger.info(
+            "left out: %s: they need packages that are not installed here (%s): %s",
+            ", ".join(SECTIONS),
+            ", ".join(missing_modules()),
+            INSTALL,
+        )
         return NOTHING

@@ -285,7 +285,8 @@ def _lines_of_receipts(verified: Verified) -> Iterator[str]:
     """Yield lines on each member's receipts: what it was told, and which attempts it saw."""
     for held in verified.receipts:
         name = one_line(held.name)
-        yield f"As {name} was told: {len(held.lines)} lines, {len(held.rounds)} heads"
+        counts = f"{len(held.lines)} lines, {len(held.rounds)} heads"
+        yield f"Agrees with the receipts of {name}: {counts}"
         if verified.declared is not None:
             yield _attempts_seen(held, verified.declared)
     for lost in verified.lost:
@@ -324,12 +325,13 @@ def replay(
     # Strategies are made here that send nothing to clients; Flower would warn of their settings.
     logging.getLogger("flwr").setLevel(logging.ERROR)
     replayed = recompute(run_dir, import_from=import_from or ())
-    typer.echo(f"The same bits: {replayed.contributions} contributions in {replayed.rounds} rounds")
-    typer.echo(f"Weighed again, the same weights: {replayed.weighed} rounds")
+    counts = f"{replayed.contributions} contributions in {replayed.rounds} rounds"
+    typer.echo(f"Recomputed to the same bits: {counts}")
+    typer.echo(f"Weighed again with the same weights: {replayed.weighed} rounds")
     if replayed.examined:
-        typer.echo(f"Examined again, the same found: {', '.join(replayed.examined)}")
+        typer.echo(f"Examined again with the same result: {', '.join(replayed.examined)}")
     if replayed.not_examined:
-        typer.echo(f"Not examined by this run: {', '.join(replayed.not_examined)}")
+        typer.echo(f"This run did not examine: {', '.join(replayed.not_examined)}")
     for words in replayed.not_compared:
         typer.echo(f"Not compared: {words}")
     if replayed.not_recorded:

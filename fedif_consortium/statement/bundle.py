@@ -106,8 +106,8 @@ def load_signer(run_dir: Path, path: Path) -> Ed25519PrivateKey:
     if known_keys and not path.expanduser().exists():
         signed_thing, known_key = next(iter(known_keys.items()))
         raise ConfigError(
-            f"key = {str(path)!r} is not there, and {run_dir}: {signed_thing} is signed with the "
-            f"key {content_fingerprint(known_key)}: name its file with --key"
+            f"{run_dir}: {signed_thing} is signed with the key {content_fingerprint(known_key)}, "
+            f"and key = {str(path)!r} is missing: name that key's file with --key"
         )
     signer = load_or_make_key(path)
     this_key = public_der(signer.public_key())
@@ -116,7 +116,7 @@ def load_signer(run_dir: Path, path: Path) -> Ed25519PrivateKey:
             raise ConfigError(
                 f"{run_dir}: {signed_thing} is signed with the key "
                 f"{content_fingerprint(known_key)}, not with {content_fingerprint(this_key)}: "
-                "name its file with --key"
+                "name the first key's file with --key"
             )
     return signer
 
@@ -137,7 +137,7 @@ def _keys_of_operator(run_dir: Path) -> dict[str, bytes]:
         earlier = read_signed(run.statement).statement.predicate
         keys["its earlier statement"] = public_der(earlier.signer)
     for head in run.round_heads.read():
-        keys["what members were told of its rounds"] = bytes.fromhex(head["key"])
+        keys["the chain of its receipts"] = bytes.fromhex(head["key"])
     return keys
 
 

@@ -55,8 +55,12 @@ def _require_whole_tables(records: RunRecords) -> None:
     lines_of_round = Counter(reply.round for reply in records.replies)
     for line in records.lines:
         due = line["accepted"] + line["rejected"] + line["failed"] + line["late"]
-        if lines_of_round[line["round"]] != due:
-            raise StatementError(f"clients.csv has not {due} lines of round {line['round']}")
+        lines = lines_of_round[line["round"]]
+        if lines != due:
+            raise StatementError(
+                f"{run.clients.path.name} has {lines} lines of round {line['round']}, but "
+                f"{run.rounds.path.name} counts {due} replies"
+            )
 
 
 def _require_sums(records: RunRecords) -> None:
@@ -151,4 +155,6 @@ def require_bounded_credit(records: RunRecords) -> None:
         rounding = ROUNDING * np.abs(contributed).sum(axis=0)
         for client_id in compress(records.members, beyond > rounding):
             name = records.folder.attribution.path.name
-            raise StatementError(f"{name}: client {client_id} is credited with more than it gave")
+            raise StatementError(
+                f"{name}: client {client_id} is credited with more than it contributed"
+            )

@@ -83,7 +83,9 @@ def _recorded(key: str, record: Mapping[str, Any]) -> HeldOut:
         words = f"provenance.json: {key} cannot be read: {error!r}"
         raise StatementError(words) from error
     if held_out is None:
-        raise StatementError(f"provenance.json: {key} has no examination")
+        raise StatementError(
+            f"provenance.json: {key} has no examination, although validation.vet is true"
+        )
     return held_out
 
 

@@ -269,7 +269,10 @@ def read_signed(
         if key_id(keys[OPERATOR]) not in key_ids or OPERATOR not in names:
             raise EvidenceError("the operator's signature is not there")
         if envelope.payload_type != PAYLOAD_TYPE or envelope.to_bytes() != content:
-            raise EvidenceError("it is not written as fedif writes it")
+            raise EvidenceError(
+                "it is not written as fedif writes it; `fedif statement merge` takes over "
+                "signatures that were made with other tools"
+            )
     except (EvidenceError, ValueError, UnsupportedAlgorithm) as error:
         raise StatementError(f"{ENVELOPE} was changed: {printable(first_error(error))}") from error
     return ReadStatement(envelope, statement, signers)

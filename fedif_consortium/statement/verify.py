@@ -314,7 +314,9 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Account:
     records = read_run(run.path, account.names)
     for name, digest in hashes_of(records.provenance).items():
         if getattr(manifest, name) != digest:
-            raise StatementError(f"{run.provenance.path.name} has another hash of the {name}")
+            raise StatementError(
+                f"{run.provenance.path.name} has another hash of the {name} than the manifest"
+            )
     records.salt()  # Raises StatementError if it is not the one that the run committed to.
     require_consistent(records)
     settled_again = settle(
@@ -401,7 +403,8 @@ def _in_words(attempts: Attempts | None) -> str:
 
 def _require_same(stated: Any, computed: Any, where: str) -> None:
     """Raise StatementError if two JSON values, at ``where``, differ by more than rounding."""
-    if isinstance(stated, dict) and isinstance(computed, dict) and stated.keys() == computed.keys():
+    if isinstance(stated, dict) and isinstance(computed, dict):
+        _require_same_keys(stated, computed, where)
         for key in stated:
             _require_same(stated[key], computed[key], f"{where}: {key}")
     elif isinstance(stated, list) and isinstance(computed, list) and len(stated) == len(computed):
@@ -409,6 +412,16 @@ def _require_same(stated: Any, computed: Any, where: str) -> None:
             _require_same(stated_item, computed_item, f"{where}[{i}]")
     elif not _is_same(stated, computed):
         raise StatementError(f"{where} is {stated!r:.80}, but the records give {computed!r:.80}")
+
+
+def _require_same_keys(stated: Mapping[str, Any], computed: Mapping[str, Any], where: str) -> None:
+    """Raise StatementError, which names a key, if two JSON objects have not the same keys."""
+    unknown = stated.keys() - computed.keys()
+    if unknown:
+        raise StatementError(f"{where} has {min(unknown)!r:.80}, which the records do not give")
+    missing = computed.keys() - stated.keys()
+    if missing:
+        raise StatementError(f"{where} lacks {min(missing)!r:.80}, which the records give")
 
 
 def _is_same(stated: Any, computed: Any) -> bool:

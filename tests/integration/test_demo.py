@@ -52,7 +52,11 @@ def test_the_demo_reports_and_cleans_up(tmp_path: Path) -> None:
     for name in ("the operator", "hospital-1", "hospital-2"):
         assert re.search(rf"^Signed by: [0-9a-f ]{{39}}, {name}$", ended.stdout, re.MULTILINE), name
     assert re.search(r"^Signed by hospital-2: (\d+) of \1 updates$", ended.stdout, re.MULTILINE)
-    assert re.search(r"^As hospital-1 was told: \d+ lines, \d+ heads$", ended.stdout, re.MULTILINE)
+    assert re.search(
+        r"^Agrees with the receipts of hospital-1: \d+ lines, \d+ heads$",
+        ended.stdout,
+        re.MULTILINE,
+    )
     _, _, checked = ended.stdout.partition("== openssl ")
     assert re.findall("Verified", checked) == ["Verified"] * 3
     assert left == []

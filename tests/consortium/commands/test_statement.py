@@ -66,7 +66,7 @@ def test_a_statement_is_signed_with_the_key_that_members_know(tmp_path, monkeypa
     assert not (tmp_path / "home").exists()
 
     monkeypatch.delenv("FEDIF_FEDERATION")
-    not_there = f"is not there, and .*: its earlier statement is signed with the key {own}: name"
+    not_there = f"its earlier statement is signed with the key {own}, and key = .* is missing: name"
     with pytest.raises(ConfigError, match=not_there):
         call("statement", run_dir, "--again")
     assert not (tmp_path / "home").exists()  # No key is made that nobody knows.

@@ -326,5 +326,5 @@ def test_no_credit_at_an_end_is_above_the_contribution_there(tmp_path, key):
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    with pytest.raises(StatementError, match="client 0 is credited with more than it gave"):
+    with pytest.raises(StatementError, match="client 0 is credited with more than it contributed"):
         make_statement(run, key)
