@@ -245,18 +245,11 @@ def revision() -> str:
     return number
 
 
-def committed_revision() -> str:
-    """Return :func:`revision`, but only if the code is committed.
-
-    Raises
-    ------
-    ConfigError
-        If the code differs from the revision, which a row would then name wrongly.
-    """
-    number, changed = _checked_out()
+def require_committed() -> None:
+    """Raise ConfigError if the code differs from the revision, which a row would name wrongly."""
+    _, changed = _checked_out()
     if changed:
         raise ConfigError(f"uncommitted changes: {changed[0]}; commit first")
-    return number
 
 
 def _checked_out() -> tuple[str, list[str]]:
@@ -276,3 +269,8 @@ def _checked_out() -> tuple[str, list[str]]:
     except (OSError, subprocess.CalledProcessError):
         return package_version(), []
     return number, [line.strip() for line in changed.splitlines()]
+
+
+# Read at import, for the code that is loaded: another revision may be checked out by the time the
+# rows are written.
+LOADED_REVISION = revision()

@@ -17,13 +17,10 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.rows import RESULTS, machine, replace_all_rows, revision
+from fedif_studies.rows import LOADED_REVISION, RESULTS, machine, replace_all_rows
 
 T = TypeVar("T")
 _SEED = "0"  # The seed of all models and data.
-# Read at import, for the code that is loaded: another revision may be checked out by the time the
-# figures are written.
-_REVISION = revision()
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ def report(
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
         kind = "bench" if full else "bench-quick"
-        origin = {"revision": _REVISION, "seed": _SEED, **machine()}
+        origin = {"revision": LOADED_REVISION, "seed": _SEED, **machine()}
         rows = [{**asdict(figure), **origin} for figure in figures]
         replace_all_rows(RESULTS / f"{kind}-{name}.csv", rows)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from fedif_flower.errors import ConfigError
@@ -21,7 +20,7 @@ from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import content_key
 from fedif_flower.tasks.images import settled
 from fedif_flower.words import listed
-from fedif_studies.rows import machine, revision
+from fedif_studies.rows import LOADED_REVISION, machine
 
 LABEL = "cell.json"  # In a run's folder: what the run's settings do not say, see Cell.label.
 _AND = " and "  # Joins the revisions of a run that was stopped and went on with other code.
@@ -84,7 +83,7 @@ class Cell:
             Whether an earlier process ran the first rounds: its revision is kept beside this one's.
         """
         file = JsonFile(self.config.run_dir / LABEL)
-        revisions = [loaded_revision()]
+        revisions = [LOADED_REVISION]
         if goes_on:
             earlier = file.read()["revision"] if file.path.exists() else _UNKNOWN
             revisions = [*earlier.split(_AND), *revisions]
@@ -96,12 +95,6 @@ class Cell:
             "processor": machine()["processor"],
         }
         file.write(content)
-
-
-@cache
-def loaded_revision() -> str:
-    """Return the revision at the first call: another may be checked out while the process runs."""
-    return revision()
 
 
 def make_cell(

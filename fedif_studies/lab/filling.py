@@ -14,12 +14,13 @@ from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.parallel import carry_out, stopped_says_what_stays
 from fedif_studies.rows import (
+    LOADED_REVISION,
     Row,
     add_rows_unless,
     as_csv,
-    committed_revision,
     machine,
     replace_rows,
+    require_committed,
 )
 
 Measure = Callable[[Any], Sequence[Row]]
@@ -101,11 +102,12 @@ def fill(
     elif not todo:
         typer.echo(f"nothing is measured: {path} has all; --again measures them again")
         return True
-    origin = {"revision": committed_revision(), "processor": machine()["processor"]}
+    require_committed()
+    processor = machine()["processor"]
     waiting = _WaitingRows(path, again=again)
 
     def keep(cell: Row, rows: Sequence[Row]) -> None:
-        waiting.add(cell, [{**cell, **row, **origin} for row in rows])
+        waiting.add(cell, [{**cell, **row, "processor": processor} for row in rows])
 
     def name_of(cell: Row) -> str:
         return ", ".join(map(str, cell.values()))
@@ -123,8 +125,8 @@ def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
     """Return a cell's rows; raise FedIFError if there are none, as it would stay missing."""
     rows = measure(cell)
     if not rows:
-        raise FedIFError("no row came of it")
-    return rows
+        raise FedIFError("the measurement returned no rows")
+    return [{**row, "revision": LOADED_REVISION} for row in rows]
 
 
 class _WaitingRows:

@@ -31,7 +31,7 @@ from fedif_flower.settings import Scalar
 from fedif_flower.storage import exclusive_lock, make_folder
 from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
 from fedif_studies.lab.parallel import CellTakenError, carry_out, stopped_says_what_stays, time_in
-from fedif_studies.rows import add_rows, machine, revision
+from fedif_studies.rows import LOADED_REVISION, add_rows, machine
 
 SECONDS_BETWEEN_LINES = 30.0  # Between two lines on the progress of one cell.
 FAILURES = "failures.csv"  # In a group's folder: a row for each time that one of its cells failed.
@@ -192,7 +192,7 @@ def _write_failure(cell: Cell, error: FedIFError) -> None:
         "reason": " ".join(str(error).split()),
         "seed": cell.config.seed,
         "device": cell.config.device,
-        "revision": revision(),
+        "revision": LOADED_REVISION,
         "processor": here["processor"],
         "date": here["date"],
     }

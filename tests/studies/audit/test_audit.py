@@ -137,7 +137,7 @@ def test_what_an_audit_reads_may_be_set(setting):
 
 
 def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
     config = AuditTask.of(num_clients=MEMBERS, num_server_rounds=1).config
     parts = [AuditTask(config, images=60) for _ in range(2)]
     for part in parts:
@@ -166,7 +166,7 @@ def folder_of_images(folder: Path, lightness: int) -> AuditTask:
 
 
 def test_an_audit_s_folder_takes_no_other_data_and_no_edited_code(tmp_path, monkeypatch):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
     only = {"valuations": [CONTROL], "cases": [HONEST], "seeds": 1, "retrain": False}
     first, second = (folder_of_images(tmp_path / str(shade), shade) for shade in (100, 200))
     for task in (first, first):
@@ -196,7 +196,7 @@ def test_an_audit_that_noted_no_data_goes_on_where_the_data_have_a_name(task, tm
 
 
 def test_coalitions_of_cases_that_are_not_asked_for_are_not_trained(task, tmp_path, monkeypatch):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
     (case, *_) = [case for case in CASES if case not in RETRAINED]
     assert measure(task, tmp_path, valuations=[CONTROL], cases=[case], seeds=1)
     assert {row["case"] for row in read_rows(tmp_path / "values.csv")} == {case}
@@ -210,6 +210,21 @@ def test_of_who_lowers_another_the_one_or_the_other_is_marked(task):
         assert marked == [[0], [MEMBERS - 1 if seed else 1]]
         acting = [member for member in lowers if member.behaviour is lowers[0].behaviour]
         assert len(acting) == 2
+def test_a_valuation_without_values_in_a_federation_that_has_rows_is_missing(
+    task, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
+    only = {"cases": ["returns the model"], "seeds": 1, "retrain": False}
+    assert measure(task, tmp_path, valuations=[CONTROL], **only)
+    added = [CONTROL, "CGSV"]
+    assert not measure(task, tmp_path, valuations=added, **only)
+    told = "Missing in rows that were there: values of CGSV; --again measures them\n"
+    assert told in capsys.readouterr().out
+    assert measure(task, tmp_path, valuations=added, **only, again=True)
+    assert measure(task, tmp_path, valuations=added, **only)
+    assert "Missing" not in capsys.readouterr().out
+
+
 
 
 def test_games_are_played_in_runs_and_told_by_their_statements(monkeypatch):
@@ -261,7 +276,7 @@ def test_findings_by_hand():
 
 @pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
     names = ["FedIF Omega", SIMPSON, EXACT]
     num_cells = len(CASES) + len(RULES) - 1
     for there in (0, num_cells):

@@ -26,7 +26,7 @@ from fedif_studies.lab import filling
 from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.filling import fill, missing
 from fedif_studies.lab.parallel import GridInterrupted
-from fedif_studies.rows import NO_SEED, Row, add_rows, put_derived
+from fedif_studies.rows import LOADED_REVISION, NO_SEED, Row, add_rows, put_derived
 from tests.studies.lab.small import full_disk
 
 CELLS: list[Row] = [{"name": name, "share": 0.5, "seed": 0} for name in "abc"]
@@ -35,7 +35,8 @@ ORIGIN = {"revision": "abc", "seed": 0}
 
 @pytest.fixture(autouse=True)
 def _revision(monkeypatch):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
+    monkeypatch.setattr(filling, "require_committed", lambda: None)
+    monkeypatch.setattr(filling, "LOADED_REVISION", "abc")
 
 
 def doubled(cell: Row) -> list[Row]:
@@ -57,7 +58,9 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert not fill(path, CELLS, doubled, jobs=jobs)
     assert "failed: b, 0.5, 0: RuntimeError('out of memory')" in capsys.readouterr().err
     rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
-    assert rows == [("a", "7", ""), ("c", "0.5", "abc"), ("c", "2", "abc")]
+    # The revision is that of the process that measured: with one job, of this one.
+    measured_by = "abc" if jobs == 1 else LOADED_REVISION
+    assert rows == [("a", "7", ""), ("c", "0.5", measured_by), ("c", "2", measured_by)]
     assert missing(path, CELLS) == [CELLS[1]]
 
 
@@ -163,11 +166,11 @@ def test_a_command_that_finds_all_rows_says_so_and_measures_them_again_where_ask
     before += "".join(f"{name},0.5,0,7,old\n" for name in "abcd")
     path.write_text(before)
 
-    def uncommitted() -> str:
+    def uncommitted() -> None:
         raise AssertionError("it is of no matter what the code is: nothing is measured")
 
     with monkeypatch.context() as patch:
-        patch.setattr(filling, "committed_revision", uncommitted)
+        patch.setattr(filling, "require_committed", uncommitted)
         assert fill(path, [], plain)  # --seeds 0
         assert capsys.readouterr().out == ""
         assert fill(path, CELLS, plain)
@@ -286,11 +289,11 @@ def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
 
 def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(common, "revision", lambda: "committed while it ran")
+    monkeypatch.setattr(rows_of, "revision", lambda: "committed while it ran")
     figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
     common.report("Norms", "norms", [figure], write=True, full=False)
     (row,) = read_rows(tmp_path / "bench-quick-norms.csv")
-    assert (row["revision"], row["seed"]) == (rows_of.revision(), "0")
+    assert (row["revision"], row["seed"]) == (LOADED_REVISION, "0")
 
 
 def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp_path, monkeypatch):
@@ -299,5 +302,6 @@ def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp
     (tmp_path / "lib" / "fedif_flower" / "installed.py").touch()
     monkeypatch.setattr(rows_of, "RESULTS", tmp_path / "lib" / "docs" / "results")
     monkeypatch.setattr(rows_of, "_CPUS", tmp_path / "not on this system")
-    assert rows_of.committed_revision() == package_version()
+    rows_of.require_committed()
+    assert rows_of.revision() == package_version()
     assert rows_of.machine()["processor"] == platform.machine()

@@ -26,7 +26,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
-from fedif_studies.lab import cells, filling, measurements, run, sweep_report
+from fedif_studies.lab import cells, measurements, run, sweep_report
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
@@ -44,11 +44,6 @@ from fedif_studies.rows import Row
 from tests.studies.lab.small import DEFAULTS, full_disk, small_cell
 
 
-@pytest.fixture(autouse=True)
-def _revision(monkeypatch):
-    monkeypatch.setattr(filling, "committed_revision", lambda: "abc")
-
-
 def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     good, bad = small_cell(tmp_path, "good"), small_cell(tmp_path, "bad", seed=1)
     bad.config.run_dir.parent.mkdir(parents=True)
@@ -58,7 +53,7 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     [row] = read_rows(bad.config.run_dir.parent / "failures.csv")
     assert row["cell"] == "bad"
     assert row["reason"].startswith("output-dir = ")
-    assert (row["seed"], row["device"], row["revision"]) == ("1", "cpu", rows_of.revision())
+    assert (row["seed"], row["device"], row["revision"]) == ("1", "cpu", rows_of.LOADED_REVISION)
     assert row["processor"] == rows_of.machine()["processor"]
     bad.config.run_dir.unlink()
     assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
@@ -74,13 +69,10 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
 def test_a_cell_is_of_the_revision_that_ran_whatever_is_checked_out_meanwhile(
     tmp_path, monkeypatch
 ):
-    checked_out = iter(["loaded", "committed later", "and once more"])
-    monkeypatch.setattr(cells, "revision", lambda: next(checked_out))
-    cells.loaded_revision.cache_clear()
-    both = [small_cell(tmp_path, f"cell {seed}", seed=seed) for seed in (0, 1)]
-    assert run_cells(both, 1)
-    assert [revision_of(cell) for cell in both] == ["loaded", "loaded"]
-    cells.loaded_revision.cache_clear()
+    monkeypatch.setattr(rows_of, "revision", lambda: "checked out before the first round")
+    cell = small_cell(tmp_path)
+    assert run_cells([cell], 1)
+    assert revision_of(cell) == rows_of.LOADED_REVISION
 
 
 def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, monkeypatch):
@@ -88,7 +80,7 @@ def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, mon
     # The first has no checkpoint when it is stopped: its rounds are run again.
     starts = [("first", 1), ("old", 2), ("newer", 3), ("newer", None)]
     for loaded, stops_at in starts:
-        monkeypatch.setattr(cells, "loaded_revision", lambda loaded=loaded: loaded)
+        monkeypatch.setattr(cells, "LOADED_REVISION", loaded)
 
         def stop(_: CellProgress, row: Round, last: int | None = stops_at) -> None:
             if row.round == last:
