@@ -23,6 +23,8 @@ from fedif_flower.words import listed
 from fedif_studies.rows import LOADED_REVISION, machine
 
 LABEL = "cell.json"  # In a run's folder: what the run's settings do not say, see Cell.label.
+# In an output folder: the locks of the cells that processes run, and runs that are not results yet.
+CLAIMS = ".claims"
 _AND = " and "  # Joins the revisions of a run that was stopped and went on with other code.
 _UNKNOWN = "unknown"
 _TITLES = {"cifar10": "CIFAR-10", "fashion-mnist": "Fashion-MNIST", "digits": "Digits"}
@@ -173,6 +175,11 @@ def find_result(cell: Cell) -> Path | None:
     return None
 
 
+def has_failed_last_round(run_dir: Path) -> bool:
+    """Tell whether the last round of a complete run failed."""
+    return bool(RunFolder(run_dir).summary.read().get("last_round_failed"))
+
+
 def is_of_other_code(cell: Cell) -> bool:
     """Tell whether a cell has a complete result that was measured by code other than today's.
 
@@ -219,7 +226,7 @@ def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
         run_dir = find_result(cell)
         if run_dir is None or run_dir not in measured:
             missing.append(cell.name)
-        elif RunFolder(run_dir).summary.read().get("last_round_failed"):
+        elif has_failed_last_round(run_dir):
             failed.append(cell.name)
     remarks = []
     for remark, names in (

@@ -21,7 +21,7 @@ from fedif_flower.run.machine import MPS
 from fedif_flower.run.record_files import JsonFile
 from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.tasks.task import metric_key
-from fedif_studies.lab.cells import LABEL
+from fedif_studies.lab.cells import CLAIMS, LABEL
 
 # Settings that change nothing about what a run measures: its folders, how long it waits for
 # clients, how often it saves, and whether it goes on.
@@ -152,12 +152,15 @@ def find_measurements(directories: Iterable[Path]) -> list[Measurement]:
     """Return the measurement of every complete run in or under the directories, each once.
 
     A run of a user's own app has no run config and is left out, and so are the earlier attempts
-    that a run's folder keeps. The order is that of completion, so that the later of two runs of a
-    cell comes last and can take the place of the earlier one.
+    that a run's folder keeps, and runs that shall replace a cell's result but have not done so. The
+    order is that of completion, so that the later of two runs of a cell comes last and can take the
+    place of the earlier one.
     """
     run_dirs = set()
     for directory in directories:
         for path in directory.rglob(RunFolder(directory).summary.path.name):
+            if CLAIMS in path.relative_to(directory).parts:
+                continue
             folder = RunFolder(path.parent)
             if folder.is_put_aside() or not folder.is_complete():
                 continue

@@ -19,7 +19,7 @@ import typer
 from filelock import FileLock, Timeout
 
 from fedif_flower.client.app import task_app
-from fedif_flower.errors import ConfigError, FedIFError, StorageError
+from fedif_flower.errors import ConfigError, FedIFError, StorageError, TrainingFailedError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.ending import require_last_round
 from fedif_flower.run.federation import run_federation, why_nobody_attacks
@@ -29,13 +29,19 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import exclusive_lock, make_folder
-from fedif_studies.lab.cells import Cell, distinct, find_result, is_of_other_code
+from fedif_studies.lab.cells import (
+    CLAIMS,
+    Cell,
+    distinct,
+    find_result,
+    has_failed_last_round,
+    is_of_other_code,
+)
 from fedif_studies.lab.parallel import CellTakenError, carry_out, stopped_says_what_stays, time_in
 from fedif_studies.rows import LOADED_REVISION, add_rows, machine
 
 SECONDS_BETWEEN_LINES = 30.0  # Between two lines on the progress of one cell.
 FAILURES = "failures.csv"  # In a group's folder: a row for each time that one of its cells failed.
-_CLAIMS = ".claims"  # In an output folder: the locks of the cells that processes run.
 # Settings that leave held-out labels unexamined. The rows of the studies that use them were
 # measured before a run could examine held-out labels.
 LABELS_AS_THEY_ARE: Mapping[str, Scalar] = MappingProxyType(
@@ -168,7 +174,7 @@ def claimed(cell: Cell) -> Iterator[None]:
 
 def claims(output_dir: Path) -> Path:
     """Return the folder of an output folder's locks. Several processes may share these."""
-    return output_dir / _CLAIMS
+    return output_dir / CLAIMS
 
 
 @contextmanager
@@ -249,10 +255,15 @@ def _replace_result(cell: Cell, complete: Path) -> None:
 
     The run writes to another folder until then, so that the earlier result survives if the run
     fails or is killed.
+
+    Raises
+    ------
+    TrainingFailedError
+        If the last round failed, unless it failed in the earlier result, too.
     """
     place = cell.config.run_dir
     output_dir = place.parent.parent
-    # find_result looks one level less deep, and takes nothing in here for a result.
+    # Nothing in here is taken for a result.
     elsewhere = claims(output_dir) / "again"
     fresh = elsewhere / place.name
     earlier = elsewhere / f"{place.name}.before"
@@ -260,14 +271,17 @@ def _replace_result(cell: Cell, complete: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         _run(replace(cell, config=cell.config.replace(output_dir=str(elsewhere))))
+        if has_failed_last_round(fresh) and not has_failed_last_round(complete):
+            raise TrainingFailedError("the last round failed; the earlier result stays")
+        # Nothing is deleted that another process reads for its report.
         with report_held(output_dir):
             make_folder(place.parent)
             if place.exists():
                 place.rename(earlier)
             fresh.rename(place)
-        shutil.rmtree(earlier, ignore_errors=True)
-        if complete != place:  # The earlier result lay in another group's folder.
-            shutil.rmtree(complete, ignore_errors=True)
+            shutil.rmtree(earlier, ignore_errors=True)
+            if complete != place:  # The earlier result lay in another group's folder.
+                shutil.rmtree(complete, ignore_errors=True)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

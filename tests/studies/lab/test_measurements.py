@@ -9,7 +9,7 @@ from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.rows import read_rows
-from fedif_studies.lab.cells import LABEL
+from fedif_studies.lab.cells import CLAIMS, LABEL
 from fedif_studies.lab.measurements import (
     find_measurements,
     from_row,
@@ -86,6 +86,14 @@ def test_an_attempt_that_was_put_aside_is_no_measurement(tmp_path):
     write_result(tmp_path / "attempt-1", {"seed": 1}, [0.5])
     found = find_measurements([tmp_path])
     assert sorted(m.figures["test-last"] for m in found) == [0.5, 0.6]
+
+
+def test_a_run_that_has_not_replaced_the_result_of_its_cell_is_no_measurement(tmp_path):
+    """A kill leaves it among the claims, although it is complete."""
+    write_result(tmp_path / "table" / "cell-1234", {}, [0.4])
+    write_result(tmp_path / CLAIMS / "again" / "cell-1234", {}, [0.6])
+    [found] = find_measurements([tmp_path])
+    assert found.figures["test-last"] == 0.4
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -147,6 +148,55 @@ def test_what_ends_a_cell_that_is_measured_again_leaves_its_result(
     assert run_cells([cell], 1, again=True)
     assert len(run_ids(tmp_path) - {before}) == 1
     assert find_result(cell) == cell.config.run_dir
+
+
+@pytest.mark.parametrize("earlier_failed", [False, True])
+def test_a_run_whose_last_round_failed_replaces_no_result_whose_last_round_did_not(
+    tmp_path, monkeypatch, capsys, earlier_failed
+):
+    cell = small_cell(tmp_path)
+    assert run_cells([cell], 1)
+    if earlier_failed:
+        fail_last_round(cell.config.run_dir)
+    before = run_ids(tmp_path)
+    run_federation = run.run_federation
+
+    def failing(*arguments: Any) -> Path:
+        run_dir = run_federation(*arguments)
+        fail_last_round(run_dir)
+        return run_dir
+
+    monkeypatch.setattr(run, "run_federation", failing)
+    assert not run_cells([cell], 1, again=True)
+    stays = "failed: cell: the last round failed; the earlier result stays\n"
+    assert (stays in capsys.readouterr().err) is not earlier_failed
+    assert (run_ids(tmp_path) == before) is not earlier_failed
+    assert find_result(cell) == cell.config.run_dir
+
+
+def fail_last_round(run_dir: Path) -> None:
+    summary = RunFolder(run_dir).summary
+    summary.write(summary.read() | {"last_round_failed": True, "failed_rounds": 1, "rounds": 2})
+
+
+def test_what_a_report_may_read_is_deleted_while_no_report_is_made(tmp_path, monkeypatch):
+    cell = small_cell(tmp_path)
+    run_cell(cell)
+    elsewhere = tmp_path / "another group" / cell.config.run_dir.name
+    elsewhere.parent.mkdir()
+    cell.config.run_dir.rename(elsewhere)
+    held = []
+    rmtree = shutil.rmtree
+
+    def noted(path: Path, **more: Any) -> None:
+        if path == elsewhere:
+            held.append(_is_held(claims(tmp_path) / "report.lock"))
+        rmtree(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    run_anew(cell, began=time.time())
+    assert held == [True]
+    assert (find_result(cell), elsewhere.exists()) == (cell.config.run_dir, False)
 
 
 def test_a_kill_leaves_the_result_of_a_cell_that_is_measured_again(tmp_path):
