@@ -113,7 +113,8 @@ class AuditTask:
     Raises
     ------
     ConfigError
-        If the task does not classify images, or the data set has fewer images.
+        If the task does not classify images, the model has buffers, or the data set has fewer
+        images.
     """
 
     def __init__(self, config: RunConfig, images: int = 0) -> None:
@@ -121,6 +122,7 @@ class AuditTask:
         self.config = settled(config)
         self.images = images
         self.server: LoadedTask = load_task(self.config)
+        self._require_parameters_alone()
         if images:
             validation_rows, test_rows = self.test_rows
             self.server = replace(
@@ -138,6 +140,16 @@ class AuditTask:
     def new_model(self, seed: int) -> nn.Module:
         """Return the untrained model that a seed gives."""
         return self.server.task.build_model(seed)
+
+    def _require_parameters_alone(self) -> None:
+        """Raise ConfigError if the model has buffers, as the statistics of batch norm are.
+
+        Members of an audit exchange parameters alone, and train one model in turn: its buffers
+        would mix the data of all members, and no held-out loss would know them.
+        """
+        buffers = list(self.new_model(self.config.seed).buffers())
+        allowed = "in an audit a model without buffers, such as 'mlp' or 'lenet5'"
+        require(not buffers, "model", self.config.model, allowed)
 
     def transformed(self, pixels: Tensor) -> Tensor:
         """Return pixels ``[n, c, h, w]`` in [0, 1], transformed into inputs of the model."""

@@ -136,6 +136,13 @@ def test_what_an_audit_reads_may_be_set(setting):
     require_read(parse_config([AUDITED, setting], {}))
 
 
+def test_a_model_with_statistics_of_batch_norm_is_refused():
+    """Members exchange parameters alone: statistics would mix all members' data, unseen by all."""
+    allowed = "model = 'cnn-batch-norm'; allowed: in an audit a model without buffers"
+    with pytest.raises(ConfigError, match=allowed):
+        AuditTask.of(model="cnn-batch-norm", num_clients=2)
+
+
 def test_a_part_of_a_data_set_is_the_same_in_every_audit(tmp_path, monkeypatch):
     monkeypatch.setattr(filling, "require_committed", lambda: None)
     config = AuditTask.of(num_clients=MEMBERS, num_server_rounds=1).config
