@@ -204,8 +204,14 @@ def _every_pair(correlation: Correlation, values: Sequence[Tensor]) -> list[floa
 
 
 def _area_under_roc(values: Tensor, marked: Tensor) -> float:
-    """Return the AUC of low values ``[m]`` as a sign of ``marked``; NaN if all are, or none is."""
-    area = auc_of_low(values.tolist(), marked.tolist())
+    """Return the AUC of low values ``[m]`` as a sign of ``marked``.
+
+    It is NaN if all are marked, or none is, or if a value is NaN, as in a federation that diverged.
+    """
+    if values.isnan().any():
+        return math.nan
+    # An infinite value counts as the largest or the smallest number.
+    area = auc_of_low(values.nan_to_num().tolist(), marked.tolist())
     if area is None:
         return math.nan
     return area

@@ -281,6 +281,13 @@ def test_findings_by_hand():
     assert area == pytest.approx(((0.6 - 0.3) + (0.4 - 0.1)) / 2)
 
 
+def test_a_federation_that_diverged_detects_nobody():
+    lines = rows([float("nan"), 0.5, 0.3], "label noise", marked=[2])
+    assert ("detection, ROC-AUC", "label noise") not in figures(lines)
+    lines = rows([float("inf"), 0.5, float("-inf")], "label noise", marked=[2])
+    assert figures(lines)["detection, ROC-AUC", "label noise"] == 1.0
+
+
 @pytest.mark.all
 def test_an_audit_from_start_to_page_measures_nothing_twice(task, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(filling, "require_committed", lambda: None)
