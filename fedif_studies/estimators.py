@@ -10,7 +10,7 @@ draws of a federation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 from statistics import mean
@@ -38,6 +38,7 @@ CSV = RESULTS / "estimators.csv"
 MEMBERS = 10
 ROUNDS = 8
 SAMPLES = 50
+_ROUNDING = 1e-12  # Values that differ by less are equal: accuracies are counts over examples.
 CASES = {HONEST: "", "label noise": "label-noise", "sign flip": "sign-flip"}
 
 
@@ -47,16 +48,16 @@ def task() -> AuditTask:
     return AuditTask.of(num_clients=MEMBERS, num_server_rounds=ROUNDS)
 
 
-def games(case: str, seed: int) -> Iterator[Tensor]:
-    """Yield the accuracy of every coalition ``[2**m]`` in each round of a federation."""
+@cache
+def games(case: str, seed: int) -> list[Tensor]:
+    """Return the accuracy of every coalition ``[2**m]`` in each round of a federation."""
     behaviour = CASES[case]
     members: Sequence[AuditMember] = task().members
     if behaviour:
         members = case_of_attack(behaviour)(task(), seed)
     _, steps = federate(task(), members, seed=seed)
     masks = all_coalitions(MEMBERS)
-    for step in steps:
-        yield RoundGame(step.validation, step.updates, "accuracy")(masks)
+    return [RoundGame(step.validation, step.updates, "accuracy")(masks) for step in steps]
 
 
 def lookup(table: Tensor) -> Utility:
@@ -64,12 +65,21 @@ def lookup(table: Tensor) -> Utility:
     return lambda masks: table[masks.long() @ 2 ** torch.arange(masks.shape[1])]
 
 
-def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
-    """Return an estimator's figures in one game ``[2**m]``, as means over draws.
+def tells_members_apart(table: Tensor) -> bool:
+    """Return whether exact values in a game ``[2**m]`` differ: errors are relative to their range.
 
-    Figures are the mean absolute ``error`` and the estimator's own ``resolution``, both relative to
-    the range of the exact values; how often all estimates are ``alike`` within the resolution; and
-    the number of ``coalitions`` evaluated.
+    They do not, for example, if no coalition's step changes the accuracy.
+    """
+    exact = exact_shapley(lookup(table), MEMBERS)
+    return float(exact.max() - exact.min()) > _ROUNDING
+
+
+def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
+    """Return an estimator's figures in a game ``[2**m]`` that tells members apart, over draws.
+
+    Figures are means over the draws: the mean absolute ``error`` and the estimator's own
+    ``resolution``, both relative to the range of the exact values; how often all estimates are
+    ``alike`` within the resolution; and the number of ``coalitions`` evaluated.
     """
     exact = exact_shapley(lookup(table), MEMBERS)
     spread = float(exact.max() - exact.min())
@@ -87,16 +97,19 @@ def judge(table: Tensor, estimator: str, draws: int) -> Mapping[str, float]:
 
 
 def measure(cell: Row) -> list[Row]:
-    """Return a row for each estimator, with its mean figures over a federation's rounds."""
-    tables = list(games(cell["case"], cell["seed"]))
-    rows: list[Row] = []
-    for estimator in ESTIMATORS:
-        of_rounds = [judge(table, estimator, cell["draws"]) for table in tables]
-        row: dict[str, object] = {"estimator": estimator, "samples": SAMPLES}
-        for name in of_rounds[0]:
-            row[name] = f"{mean(figures[name] for figures in of_rounds):.4g}"
-        rows.append(row)
-    return rows
+    """Return one row: an estimator's mean figures over a federation's rounds.
+
+    Rounds in which all members have the same exact value are left out. There is no row if they have
+    in every round.
+    """
+    tables = list(filter(tells_members_apart, games(cell["case"], cell["seed"])))
+    if not tables:
+        return []
+    of_rounds = [judge(table, cell["estimator"], cell["draws"]) for table in tables]
+    row: dict[str, object] = {"samples": SAMPLES}
+    for name in of_rounds[0]:
+        row[name] = f"{mean(figures[name] for figures in of_rounds):.4g}"
+    return [row]
 
 
 def table() -> ResultTable:
@@ -125,9 +138,9 @@ def main(
     again: Again = False,
 ) -> None:
     """Measure what is missing, and print the table."""
-    cells: list[Row] = [
-        {"case": case, "seed": seed, "draws": draws} for case, seed in product(CASES, range(seeds))
-    ]
+    cells: list[Row] = []
+    for case, seed, estimator in product(CASES, range(seeds), ESTIMATORS):
+        cells.append({"case": case, "seed": seed, "draws": draws, "estimator": estimator})
     complete = fill(CSV, cells, measure, again=again)
     print(*table().to_markdown(), sep="\n")
     finish(complete)

@@ -6,17 +6,21 @@ measuring them again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+import typer
 
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.run.federation import identity_of
 from fedif_flower.run.record_files import JsonFile
+from fedif_flower.run.rows import read_rows
 from fedif_flower.storage import make_folder
 from fedif_flower.valuation.shapley.exact import all_coalitions
+from fedif_flower.words import listed
 from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
@@ -31,6 +35,8 @@ RETRAINING = "retraining.csv"
 MOST_MEMBERS = 12  # 2**12 coalitions can still be evaluated.
 RETRAINING_SEEDS = 3  # How often each coalition is trained from scratch.
 _AT_ONCE = 256  # The number of coalitions that are trained as one batch.
+Federation = tuple[str, str, str]
+"""The case, the rule and the seed of a federation, as its rows have them."""
 
 
 def measure(
@@ -43,7 +49,10 @@ def measure(
     retrain: bool = True,
     again: bool = False,
 ) -> bool:
-    """Measure the federations that have no row, and return whether all have rows now.
+    """Measure the federations that have no row, and return whether all values are there now.
+
+    A federation that has rows without the values of a valuation, as it was measured before somebody
+    added the valuation, is not measured again: the valuation is printed as missing.
 
     Parameters
     ----------
@@ -77,7 +86,13 @@ def measure(
     make_folder(folder)
     _require_same_settings(folder, task)
     measure_values = partial(_values, task, valuations)
-    complete = fill(folder / VALUES, _cells(cases, seeds), measure_values, again=again)
+    federations = _cells(cases, seeds)
+    complete = fill(folder / VALUES, federations, measure_values, again=again)
+    without_values = _without_values(folder / VALUES, federations, valuations)
+    if without_values:
+        names = listed(without_values)
+        typer.echo(f"Missing in rows that were there: values of {names}; --again measures them")
+        complete = False
     if retrain:
         measure_coalitions = partial(_retrained, task)
         cells = _retrained_cells(cases)
@@ -120,6 +135,32 @@ def _cells(cases: Sequence[str], seeds: int) -> list[Row]:
     return cells
 
 
+def _without_values(path: Path, cells: Sequence[Row], valuations: Sequence[str]) -> list[str]:
+    """Return the valuations of which a federation with rows has no values, but should."""
+    asked_for = {(cell["case"], cell["rule"], str(cell["seed"])) for cell in cells}
+    valuations_of: dict[Federation, set[str]] = defaultdict(set)
+    members_of: dict[Federation, set[str]] = defaultdict(set)
+    for row in read_rows(path):
+        federation = (row["case"], row["rule"], row["seed"])
+        if federation in asked_for:
+            valuations_of[federation].add(row["valuation"])
+            members_of[federation].add(row["member"])
+    missing: set[str] = set()
+    for federation, measured in valuations_of.items():
+        num_members = len(members_of[federation])
+        missing.update(set(_valuations_for(num_members, valuations)) - measured)
+    return [name for name in valuations if name in missing]
+
+
+def _valuations_for(num_members: int, valuations: Sequence[str]) -> list[str]:
+    """Return the valuations that so many members are measured by.
+
+    A game may add members. With more than MOST_MEMBERS, all coalitions would take too long.
+    """
+    left_out = ALL_COALITIONS if num_members > MOST_MEMBERS else ()
+    return [name for name in valuations if name not in left_out]
+
+
 def _retrained_cells(cases: Sequence[str]) -> list[Row]:
     """Return the cases, among these, whose coalitions are trained from scratch, by seed."""
     cells: list[Row] = []
@@ -134,12 +175,8 @@ def _values(task: AuditTask, valuations: Sequence[str], cell: Row) -> list[Row]:
     members = CASES[cell["case"]](task, seed)
     rule = RULES[cell["rule"]](task.server.validation)
     _, steps = federate(task, members, seed=seed, rule=rule)
-    # A game may add members. With more than MOST_MEMBERS, all coalitions would take too long.
-    left_out = ALL_COALITIONS if len(members) > MOST_MEMBERS else ()
     rows: list[Row] = []
-    for name in valuations:
-        if name in left_out:
-            continue
+    for name in _valuations_for(len(members), valuations):
         values = VALUATIONS[name](steps).tolist()
         for index, (member, value) in enumerate(zip(members, values, strict=True)):
             marked = int(member.is_marked)
