@@ -116,8 +116,10 @@ def fill(
         with stopped_says_what_stays(again=again):
             none_failed = carry_out(todo, partial(_rows_of, measure), keep, name_of, jobs)
     finally:
-        all_written = waiting.write()
-        waiting.tell_of_unwritten()
+        try:
+            all_written = waiting.write()
+        finally:
+            waiting.tell_of_unwritten()
     return none_failed and all_written
 
 

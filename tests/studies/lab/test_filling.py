@@ -133,6 +133,13 @@ def test_rows_that_a_disk_never_takes_are_printed(tmp_path, capsys):
     assert "a,0.5,0,second,abc" in told
 
 
+def test_rows_without_a_seed_are_refused_but_printed(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    with pytest.raises(ConfigError, match="has no seed"):
+        fill(path, [{"name": "a"}], plain)
+    assert "a,second,abc" in capsys.readouterr().err
+
+
 def test_those_who_write_at_once_lose_nothing(tmp_path):
     path = tmp_path / "rows.csv"
     rows = [{"of": index % 3, f"own {index % 3}": index, **ORIGIN} for index in range(30)]
