@@ -134,7 +134,13 @@ def table() -> ResultTable:
 
 
 def _shown_range(of_seeds: list[float]) -> str:
-    """Return as text the mean over seeds, and the least and the largest value."""
+    """Return as text the mean over seeds, and the least and the largest value.
+
+    Some figures do not depend on the federation's seed, as that of retraining compared with itself:
+    these have no range.
+    """
+    if len(set(of_seeds)) == 1:
+        return f"{of_seeds[0]:.2f}"
     return f"{mean(of_seeds):.2f} ({min(of_seeds):.2f}, {max(of_seeds):.2f})"
 
 

@@ -199,7 +199,7 @@ def put_tables(page: Path, tables: Mapping[str, Sequence[str]]) -> None:
     tables : mapping of str to sequence of str
         Lines by name. Lines are left out if the page has no marks for their name.
     """
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     for name, lines in tables.items():
         begin = f"{begin_of(name)}\n"
         end = end_of(name)

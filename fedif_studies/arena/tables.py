@@ -166,7 +166,7 @@ def write_tables(page: Path, rows: Sequence[Mapping[str, str]]) -> None:
         tables = {f"{data} worst": worst_cases(rows, data)}
         for figure in ("accuracy", "attack-success"):
             tables[f"{data} {figure}"] = every_attack(rows, data, figure)
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         if not any(begin_of(name) in text for name in tables):
             sections = [_section(name, table) for name, table in tables.items()]
             write_atomically(page, "\n".join([text, *sections]))

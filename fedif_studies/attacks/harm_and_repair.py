@@ -18,13 +18,13 @@ Factor = Annotated[float, Setting("c: how many times the update is turned around
 def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:
     """Return the parameters ``[d]`` to send: with ``harm`` in odd rounds, repaired in even ones.
 
-    A repair takes back the harm of the last odd round. If the member was not asked in an odd round
-    yet, it is honest.
+    A repair takes back the harm of the last odd round in which the member was asked. If it has no
+    harm to repair, or has repaired it already, it is honest.
     """
     if own.server_round % 2:
         own.memory[_SENT] = harm
         return own.received + harm
-    harm_before = own.memory.get(_SENT)
+    harm_before = own.memory.pop(_SENT, None)
     if harm_before is None:
         return own.trained
     return own.received - harm_before.to(own.received)

@@ -337,7 +337,7 @@ def from_row(row: Mapping[str, str]) -> Measurement:
             config[column] = _setting(text)
     figures = {}
     for name in (*_OF_SPLITS, *_OF_SUMMARY):
-        if row[name]:
+        if row.get(name):  # Earlier rows lack figures that are newer.
             figures[name] = float(row[name])
     return Measurement(
         config=config,

@@ -184,7 +184,8 @@ def _shared_and_grids(spec: dict[str, Any]) -> tuple[dict[str, Any], list[dict[s
 
 
 def _are_tables(grids: object) -> bool:
-    if not isinstance(grids, list):
+    """Tell whether the value is a list of tables, one or more."""
+    if not isinstance(grids, list) or not grids:
         return False
     return all(isinstance(grid, dict) for grid in grids)
 

@@ -85,7 +85,7 @@ def report(
 
     require_directories([docs, *(directories or [])])
     path = docs / "results.md"
-    text = path.read_text() if path.is_file() else ""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
     has_marks = -1 < text.find(begin_of("results")) < text.find(end_of("results"))
     allowed = "a folder with results.md, which has marks for the tables"
     require(has_marks, "docs", str(docs), allowed)

@@ -137,7 +137,7 @@ def put_glance(docs: Path, page: Path) -> None:
     """
     readme = docs.parent / "README.md"
     for path, seen_from in ((page, ""), (readme, f"{docs.name}/")):
-        if path.is_file() and begin_of("at a glance") in path.read_text():
+        if path.is_file() and begin_of("at a glance") in path.read_text(encoding="utf-8"):
             lines = write_picture(docs, glance_picture(docs / "results"), seen_from)
             put_tables(path, {"at a glance": lines})
 

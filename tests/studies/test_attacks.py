@@ -62,6 +62,16 @@ def test_three_rounds(acting, updates):
     assert sent(acting, [[0.0, 0.0], [1.0, 0.0], [1.0, 2.0]], [0.0, 1.0]) == updates
 
 
+def test_a_harm_is_repaired_once():
+    """A member that is not drawn in every round may be asked in two even rounds in a row."""
+    acting, memory = HarmAndRepair(4.0), {}
+    updates = []
+    for server_round in (1, 2, 4):
+        own = ClientRound(AT_ZERO, torch.tensor([0.0, 1.0]), server_round, DRAW, memory)
+        updates.append(acting.poison_update(own).tolist())
+    assert updates == [[0, -4], [0, 4], [0, 1]]
+
+
 @pytest.mark.parametrize(
     ("models", "factor", "every", "step"),
     [

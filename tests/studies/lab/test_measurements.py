@@ -136,6 +136,13 @@ def test_a_row_s_reconstructed_revision_stays_one_where_rows_are_read_and_writte
     assert (again["revision"], again["reconstructed"]) == ("older", "revision")
 
 
+def test_a_row_from_before_a_figure_was_measured_lacks_this_figure_alone(tmp_path):
+    row = to_row(read_measurement(write_result(tmp_path / "run", {}, [0.625], seconds=3.0)))
+    del row["detection-auc"]
+    read = from_row(row)
+    assert (read.figures["seconds"], "detection-auc" in read.figures) == (3.0, False)
+
+
 def test_a_row_keeps_everything_but_paths(tmp_path):
     settings = {"strategy": "afedsv", "afedsv.smooth-update": False}
     measured = read_measurement(write_result(tmp_path / "run", settings, [0.625]))

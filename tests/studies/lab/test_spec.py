@@ -112,6 +112,7 @@ def test_cells_that_credit_members_in_other_ways_are_no_cells_of_one_result(tmp_
         ("seeds = 2\nseed = [1]", "seeds = 2; allowed: an integer >= 1, without seed"),
         ('name = "../up"', "name = '../up'; allowed: letters"),
         ("cells = 3", r"cells: allowed: tables \[\[cells\]\]"),
+        ("cells = []", r"cells: allowed: tables \[\[cells\]\]"),
         ("[[cells]]\nseed = 1", "cells: allowed: tables .*; seeds above them"),
     ],
 )
