@@ -84,7 +84,7 @@ def path(rule: str) -> RoundValue:
     return value
 
 
-def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
+def bounded_credit(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
     """Return what members are credited with: path attribution by Simpson's rule, within bounds.
 
     The loss is that on the validation set, or if ``secret``, on the set that nothing was weighed
@@ -94,12 +94,12 @@ def paid(steps: Sequence[AuditStep], *, secret: bool = False) -> Tensor:
 
     def value(step: AuditStep) -> Tensor:
         data = step.paying if secret else step.validation
-        return _bounded_credit(step, data, bounds)
+        return _bounded_credit_of(step, data, bounds)
 
     return summed(value)(steps)
 
 
-def _bounded_credit(step: AuditStep, data: Validation, bounds: CreditBounds) -> Tensor:
+def _bounded_credit_of(step: AuditStep, data: Validation, bounds: CreditBounds) -> Tensor:
     """Return what a round's members are credited with ``[m]``, by the loss on ``data``."""
     gradient = _mean_gradient(step, data)
     updates = step.rows.double()
@@ -309,8 +309,8 @@ VALUATIONS: Mapping[str, Valuation] = {
     "accumulative influence": summed(lambda step: step.projections.inner),
     "path attribution (simpson)": summed(path("simpson")),
     "path attribution (trapezoid)": summed(path("trapezoid")),
-    "path attribution, bounded": paid,
-    "path attribution, bounded, secret data": partial(paid, secret=True),
+    "path attribution, bounded": bounded_credit,
+    "path attribution, bounded, secret data": partial(bounded_credit, secret=True),
     "AFedSV Omega": smoothed(coalitions("complementary", "accuracy"), initial=0.5),
     "own loss decrease": summed(own_decrease),
     "leave-one-out": summed(_leave_one_out),

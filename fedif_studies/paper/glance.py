@@ -18,15 +18,15 @@ from fedif_studies.pictures.sheets import Picture
 from fedif_studies.pictures.svg import Kind, Look
 
 
-class Bar(NamedTuple):
+class MethodVariant(NamedTuple):
     """What a point of the picture stands for: a method, with bounds on updates or without."""
 
     method: str
     is_bounded: bool
 
 
-Point = tuple[Bar, float]
-"""A bar, and an accuracy in percent that one seed gave for it."""
+Point = tuple[MethodVariant, float]
+"""A method with bounds or without, and an accuracy in percent that one seed gave for it."""
 Row = Mapping[str, str]
 
 METHODS = MappingProxyType(
@@ -70,12 +70,12 @@ class Case(NamedTuple):
     words: str
     points: Callable[[Path], Iterator[Point]]
 
-    def read(self, results: Path) -> dict[Bar, MeanStd]:
-        """Return each bar's mean accuracy over seeds, from the rows in a folder."""
-        accuracies: dict[Bar, list[float]] = defaultdict(list)
-        for bar, accuracy in self.points(results):
-            accuracies[bar].append(accuracy)
-        return {bar: MeanStd.of(of_seeds) for bar, of_seeds in accuracies.items()}
+    def read(self, results: Path) -> dict[MethodVariant, MeanStd]:
+        """Return the mean accuracies over seeds, from the rows in a folder."""
+        accuracies: dict[MethodVariant, list[float]] = defaultdict(list)
+        for variant, accuracy in self.points(results):
+            accuracies[variant].append(accuracy)
+        return {variant: MeanStd.of(of_seeds) for variant, of_seeds in accuracies.items()}
 
 
 def _is_of_case(row: Row, data: str, attack: str, share: float) -> bool:
@@ -87,8 +87,8 @@ def _of_arena(results: Path, data: str, attack: str, share: float) -> Iterator[P
     """Yield points from the arena's rows under an attack."""
     for row in read_rows(results / "arena.csv"):
         if _is_of_case(row, data, attack, share) and row["rule"] in METHODS:
-            bar = Bar(row["rule"], _BOUNDS[row["bounds"]])
-            yield bar, 100 * float(row["accuracy"])
+            variant = MethodVariant(row["rule"], _BOUNDS[row["bounds"]])
+            yield variant, 100 * float(row["accuracy"])
 
 
 def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterator[Point]:
@@ -97,8 +97,8 @@ def _of_factorial(results: Path, data: str, attack: str, share: float) -> Iterat
         if not _is_of_case(row, data, attack, share) or float(row["momentum"]) != 0:
             continue
         if row["weights"] in _METHOD_NAMES and row["bounds"] in _BOUNDS:
-            bar = Bar(_METHOD_NAMES[row["weights"]], _BOUNDS[row["bounds"]])
-            yield bar, float(row["last-ten"])
+            variant = MethodVariant(_METHOD_NAMES[row["weights"]], _BOUNDS[row["bounds"]])
+            yield variant, float(row["last-ten"])
 
 
 def _of_protocol(
@@ -112,14 +112,14 @@ def _of_protocol(
     """
     for row in _on_like_terms(results / table):
         if row["column"] == column and row["row"] in _METHOD_NAMES:
-            yield Bar(_METHOD_NAMES[row["row"]], is_bounded=False), _last_ten(row)
+            yield MethodVariant(_METHOD_NAMES[row["row"]], is_bounded=False), _last_ten(row)
     for row in _on_like_terms(results / bounded):
         if row["rule.bounds"] in _BOUNDS:
             method = _METHOD_NAMES[row["rule.weights"]]
-            yield Bar(method, _BOUNDS[row["rule.bounds"]]), _last_ten(row)
+            yield MethodVariant(method, _BOUNDS[row["rule.bounds"]]), _last_ten(row)
     for row in _on_like_terms(results / descent):
         if row["strategy"] == "influence-descent" and row["server-optimizer"] == "off":
-            yield Bar("influence descent", is_bounded=False), _last_ten(row)
+            yield MethodVariant("influence descent", is_bounded=False), _last_ten(row)
 
 
 def _on_like_terms(path: Path) -> Iterator[Row]:
@@ -215,7 +215,7 @@ def glance_picture(results: Path) -> Picture:
     return Picture("at-a-glance", title, finding, caption, draw)
 
 
-def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
+def glance_finding(cases: Sequence[Mapping[MethodVariant, MeanStd]]) -> str:
     """Return sentences on how much bounds help each method, and how often FedIF is above FedAvg.
 
     Parameters
@@ -225,32 +225,38 @@ def glance_finding(cases: Sequence[Mapping[Bar, MeanStd]]) -> str:
     """
     sentences = []
     for method in METHODS:
-        gains = _differences(cases, Bar(method, is_bounded=True), Bar(method, is_bounded=False))
+        gains = _differences(
+            cases, MethodVariant(method, is_bounded=True), MethodVariant(method, is_bounded=False)
+        )
         if gains:
             sentences.append(
                 f"Bounds bring {method} {statistics.median(gains):.1f} points in the median of "
                 f"{len(gains)} cases, {max(gains):.1f} at most."
             )
     for words, is_bounded in (("With bounds", True), ("Without bounds", False)):
-        leads = _differences(cases, Bar("FedIF", is_bounded), Bar("FedAvg", is_bounded))
+        leads = _differences(
+            cases, MethodVariant("FedIF", is_bounded), MethodVariant("FedAvg", is_bounded)
+        )
         ahead = sum(lead > 0 for lead in leads)
         sentences.append(f"{words} FedIF is above FedAvg in {ahead} of {len(leads)} cases.")
     return " ".join(sentences)
 
 
-def _differences(cases: Sequence[Mapping[Bar, MeanStd]], first: Bar, second: Bar) -> list[float]:
+def _differences(
+    cases: Sequence[Mapping[MethodVariant, MeanStd]], first: MethodVariant, second: MethodVariant
+) -> list[float]:
     """Return how far the mean of ``first`` is above that of ``second``, in each case with both."""
     comparable = [figures for figures in cases if first in figures and second in figures]
     return [figures[first].mean - figures[second].mean for figures in comparable]
 
 
-def _lines(figures: Mapping[Bar, MeanStd]) -> list[Line]:
-    """Return a line for each method, with a dot for each of its two bars that is measured."""
+def _lines(figures: Mapping[MethodVariant, MeanStd]) -> list[Line]:
+    """Return a line for each method, with a dot for each of its two variants that is measured."""
     lines = []
     for method, look in METHODS.items():
         dots = []
         for style in _STYLES:
-            figure = figures.get(Bar(method, style.is_bounded))
+            figure = figures.get(MethodVariant(method, style.is_bounded))
             if figure is not None:
                 note = f"{method} {style.words}: {figure.shown('.1f')}"
                 deviation = figure.std or 0.0

@@ -16,7 +16,7 @@ from fedif_studies.paper.curve_picture import heaviest
 from fedif_studies.paper.curves import Curves
 from fedif_studies.paper.dot_pictures import seconds_picture
 from fedif_studies.paper.findings import auc_finding, seconds_finding
-from fedif_studies.paper.glance import CASES, Bar, glance_finding, glance_picture
+from fedif_studies.paper.glance import CASES, MethodVariant, glance_finding, glance_picture
 from fedif_studies.paper.pictures import accuracy_picture
 from fedif_studies.paper.tables import TABLES
 from fedif_studies.pictures.panels import SHEETS
@@ -252,12 +252,16 @@ def test_a_curve_is_the_mean_of_the_rounds_that_all_seeds_have(tmp_path, measure
 
 
 def test_a_glance_says_what_bounds_bring():
-    fedavg, bounded, fedif = Bar("FedAvg", False), Bar("FedAvg", True), Bar("FedIF", False)
+    fedavg, bounded, fedif = (
+        MethodVariant("FedAvg", False),
+        MethodVariant("FedAvg", True),
+        MethodVariant("FedIF", False),
+    )
     figures = [
         {fedavg: 30.0, bounded: 50.0, fedif: 40.0},
         {fedavg: 80.0, bounded: 81.0, fedif: 79.0},
     ]
-    cases = [{bar: MeanStd(mean, None) for bar, mean in case.items()} for case in figures]
+    cases = [{variant: MeanStd(mean, None) for variant, mean in case.items()} for case in figures]
     assert glance_finding(cases) == (
         "Bounds bring FedAvg 10.5 points in the median of 2 cases, 20.0 at most. "
         "With bounds FedIF is above FedAvg in 0 of 0 cases. "
