@@ -144,7 +144,8 @@ def why_nobody_attacks(config: RunConfig) -> str:
     attackers = malicious_partitions(config.num_clients, share, config.seed)
     if config.attack == "none" or not share or attackers:
         return ""
-    return f"malicious-fraction = {share:g} of {config.num_clients} clients: nobody attacks"
+    count = config.num_clients
+    return f"malicious-fraction = {share:g} rounds to 0 of {count} clients, so no client attacks"
 
 
 def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scalar]:

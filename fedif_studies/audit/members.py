@@ -56,7 +56,7 @@ def require_read(config: RunConfig) -> None:
     for key in sorted(values.keys() | usual_values.keys()):
         value = values.get(key)
         usual_value = usual_values.get(key)
-        allowed = f"{usual_value!r}: an audit does not read it"
+        allowed = f"{usual_value!r}, as an audit does not use this setting"
         require(value == usual_value, key, value, allowed)
 
 

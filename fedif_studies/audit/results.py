@@ -138,7 +138,7 @@ def _seeds_of_measures(audited: Audited) -> str:
         seeds, beside = _seeds_beside_retraining(audited.values, case)
         if audited.retrained and beside and beside < seeds:
             alone = ", ".join(map(str, sorted(beside)))
-            words += f" Retraining and removal, {case}: of the federation of seed {alone} alone."
+            words += f" Retraining and removal, {case}: compared with seed {alone} only."
     trained = sorted({line["seed"] for line in audited.retrained})
     words += f" Seeds of retraining: {', '.join(trained) or 'none'}."
     count = len(RETRAINED) * RETRAINING_SEEDS

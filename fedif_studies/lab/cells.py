@@ -240,8 +240,8 @@ def remarks_on(cells: Sequence[Cell], measured: Collection[Path]) -> list[str]:
     num_shared = len(cells) - len(distinct_cells)
     if num_shared:
         remarks.append(
-            f"{num_shared} of {len(cells)} cells differ from others in nothing on which a result "
-            "depends: one run stands for both."
+            f"{num_shared} of {len(cells)} cells have the same settings as another cell, as far as "
+            "results depend on them, and share its run."
         )
     return remarks
 

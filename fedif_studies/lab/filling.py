@@ -124,7 +124,16 @@ def fill(
 
 
 def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
-    """Return a cell's rows; raise FedIFError if there are none, as it would stay missing."""
+    """Return a cell's rows with the revision that measured them.
+
+    It is the revision of this process: one that replaces a failed process loads the code that is
+    checked out by then.
+
+    Raises
+    ------
+    FedIFError
+        If there are no rows: the cell would stay missing.
+    """
     rows = measure(cell)
     if not rows:
         raise FedIFError("the measurement returned no rows")

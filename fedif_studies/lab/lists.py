@@ -69,7 +69,8 @@ def sizes_in(text: str, usual: Sequence[int], most: Mapping[str, int]) -> dict[s
         sizes[data] = [size for size in usual if size <= limit]
         too_large = [str(size) for size in usual if size > limit]
         if too_large:
-            typer.echo(f"left out: sizes = {','.join(too_large)}; allowed: 1 to {limit} of {data}")
+            sizes_left_out = ", ".join(too_large)
+            typer.echo(f"{data}: sizes {sizes_left_out} are left out; allowed: 1 to {limit}")
     return sizes
 
 

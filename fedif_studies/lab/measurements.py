@@ -256,7 +256,7 @@ def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
     words = str(counts[0])
     if len(counts) > 1:
         words += f" to {counts[-1]}"
-    return [f"Evaluated of the last ten rounds, and in their mean: {words}."]
+    return [f"The mean of the last ten rounds includes only the evaluated ones: {words}."]
 
 
 def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:

@@ -167,7 +167,7 @@ def claimed(cell: Cell) -> Iterator[None]:
     try:
         lock = FileLock(path).acquire(timeout=0)
     except Timeout:
-        raise CellTakenError("another queue runs it") from None
+        raise CellTakenError("another process is running this cell") from None
     with lock:
         yield
 
@@ -205,7 +205,7 @@ def _write_failure(cell: Cell, error: FedIFError) -> None:
     try:
         add_rows(cell.config.run_dir.parent / FAILURES, [row])
     except StorageError as full:
-        typer.echo(f"no row of it: {full}", err=True)
+        typer.echo(f"the failure could not be recorded: {full}", err=True)
 
 
 def run_cell(cell: Cell) -> None:

@@ -335,10 +335,10 @@ def why_in_no_cell(measurement: Measurement, cells: Sequence[CellSettings]) -> s
     nearest, differences = min(compared, key=lambda pair: len(pair[1]))
     phrases = []
     for key, (setting, cell_setting) in differences.items():
-        phrases.append(f"{key} = {setting!r}, not {cell_setting!r}")
+        phrases.append(f"{key}, {cell_setting!r} there and {setting!r} in the run")
     return (
-        f"nearest is {nearest.row.key} under {nearest.column.key} of {nearest.table.name}: "
-        f"{listed(phrases, most=_MOST_SHOWN)}"
+        f"The nearest cell (table {nearest.table.name}, row {nearest.row.key}, column "
+        f"{nearest.column.key}) differs in {listed(phrases, most=_MOST_SHOWN)}"
     )
 
 

@@ -196,7 +196,7 @@ def seconds_finding(table: PaperTable, cells: Sequence[TableCell]) -> str:
             sentences.append(f"{title_of_data(column.key)}: {', '.join(words)}.")
     if not sentences:
         return "No seconds are measured yet."
-    return f"AFedSV's seconds in those of FedIF. {LEFT_OUT} {' '.join(sentences)}"
+    return f"AFedSV's seconds as a multiple of FedIF's. {LEFT_OUT} {' '.join(sentences)}"
 
 
 def _seconds_here(cells: Sequence[TableCell]) -> dict[str, float]:

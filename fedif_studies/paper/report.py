@@ -47,7 +47,7 @@ def report_table(
     remarks = [note(cells)]
     cells = measured_or_missing(cells)
     if not (table.is_timed or _beside_the_paper(cells)):
-        remarks.append(f"The paper's figures are of {table.rounds} rounds, so none stands here.")
+        remarks.append(f"The paper's figures are for {table.rounds} rounds, so they are not shown.")
     measured = measurements_of(cells)
     if not table.is_timed:
         remarks += last_ten_remarks(measured)

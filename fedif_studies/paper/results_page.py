@@ -166,9 +166,12 @@ def what_was_added(
     for measurement in measurements:
         reason = why_in_no_cell(measurement, cells)
         if reason:
-            others.append(f"{measurement.run_dir} is no cell: {reason}.")
+            others.append(f"{measurement.run_dir} belongs to no cell. {reason}.")
     count = len(measurements) - len(others)
-    lines = [f"{count} of {len(measurements)} runs are cells of a table.", *others[:_MOST_NAMED]]
+    lines = [
+        f"{count} of {len(measurements)} runs belong to a cell of a table.",
+        *others[:_MOST_NAMED],
+    ]
     if len(others) > _MOST_NAMED:
         lines.append(f"Nor are {len(others) - _MOST_NAMED} more runs.")
     return lines

@@ -29,7 +29,7 @@ def test_the_command_is_done_with_the_sizes_that_digits_have(capsys):
     """As the page says: all rows are there."""
     coverage.main()
     told = capsys.readouterr().out
-    assert "left out: sizes = 600; allowed: 1 to 315 of digits\n" in told
+    assert "digits: sizes 600 are left out; allowed: 1 to 315\n" in told
     assert "180 of 180 cells have a row\nnothing is measured" in told
 
 

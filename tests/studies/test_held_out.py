@@ -148,7 +148,7 @@ def test_sets_that_leave_no_test_examples_are_refused_or_left_out_with_a_line(mo
     assert {cell["examples"] for cell in planned} == {20, 100, 500}
     assert len(planned) == 3 * 2 * 2 * 2 * 3
     assert capsys.readouterr().out.startswith(
-        "left out: sizes = 2000; allowed: 1 to 500 of digits\n"
+        "digits: sizes 2000 are left out; allowed: 1 to 500\n"
     )
     with pytest.raises(ConfigError, match="sizes = 2000; allowed: 1 to 500 of digits"):
         held_out.main(sizes="100,2000")

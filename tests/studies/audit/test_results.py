@@ -117,9 +117,9 @@ def test_what_stands_beside_retraining_says_of_which_seed_it_is(tmp_path):
         retrained += [{**place, "coalition": c, **figure} for c, figure in enumerate(figures)]
     add_rows(folder / "retraining.csv", retrained)
     text = update_audit_page(tmp_path).read_text()
-    words = "Retraining and removal, label noise: of the federation of seed 0 alone."
+    words = "Retraining and removal, label noise: compared with seed 0 only."
     assert text.count(words) == 1
-    assert "removal, honest: of" not in text
+    assert "removal, honest: compared" not in text
 
 
 def test_a_line_has_the_first_rule_beside_the_others_and_the_least_of_all_pairs():

@@ -72,7 +72,7 @@ def test_a_cell_of_which_no_row_came_has_failed(tmp_path, capsys):
     """It would be measured again and again, and the command say that all is there."""
     path = tmp_path / "rows.csv"
     assert not fill(path, CELLS, none_of_b)
-    assert "failed: b, 0.5, 0: no row came of it\n" in capsys.readouterr().err
+    assert "failed: b, 0.5, 0: the measurement returned no rows\n" in capsys.readouterr().err
     assert [row["name"] for row in read_rows(path)] == ["a", "c"]
 
 

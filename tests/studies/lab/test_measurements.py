@@ -57,7 +57,7 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated(tmp_pat
         read_measurement(write_result(tmp_path / str(count), {}, [0.5] * count))
         for count in (10, 11)
     )
-    said = "Evaluated of the last ten rounds, and in their mean: {}."
+    said = "The mean of the last ten rounds includes only the evaluated ones: {}."
     assert last_ten_remarks([measurement]) == [said.format(2)]
     assert last_ten_remarks([ten, short, measurement]) == [said.format("2 to 10")]
     assert last_ten_remarks([ten, more]) == []

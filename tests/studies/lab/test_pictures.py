@@ -387,7 +387,7 @@ def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
     page = (tmp_path / "out" / "table.md").read_text()
     assert "| strategy = fedif | +5.00 | -2.00 | +1.50 | 1 of 2 |" in page
     assert "![differences](differences.png)" in page
-    assert "Evaluated of the last ten rounds, and in their mean: 1." in page
+    assert "The mean of the last ten rounds includes only the evaluated ones: 1." in page
     assert "seed 1" in capsys.readouterr().out
 
 

@@ -105,7 +105,7 @@ def test_what_another_queue_runs_is_left_to_it(tmp_path, capsys):
     with claimed(taken):
         assert not run_cells([taken, mine], 1)
     told = capsys.readouterr()
-    assert "left out: taken: another queue runs it" in told.out
+    assert "left out: taken: another process is running this cell" in told.out
     assert "failed" not in told.err
     assert [find_result(cell) is not None for cell in (mine, taken)] == [True, False]
     assert run_cells([taken, mine], 1)
@@ -266,7 +266,7 @@ def test_a_full_disk_ends_a_cell_that_goes_on_where_there_is_room(tmp_path, caps
         assert not run_cells([cell], 1)
     told = capsys.readouterr().err
     assert "failed: cell: " in told
-    assert "no row of it: cannot write" in told
+    assert "the failure could not be recorded: cannot write" in told
     assert run_cells([cell], 1)
 
 
@@ -278,7 +278,7 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
         words = ["sweep", f"{tmp_path}/{name}.toml", "--output-dir", f"{tmp_path}/out"]
         told = sweep([*words, "--jobs", "1"])
     assert "1 of 2 cells are complete already\n" in told
-    assert "Evaluated of the last ten rounds, and in their mean: 2.\n" in told
+    assert "The mean of the last ten rounds includes only the evaluated ones: 2.\n" in told
     rows = read_rows(tmp_path / "out" / "two" / "results.csv")
     assert [row["strategy"] for row in rows] == ["fedavg", "median"]
     words += ["--jobs", "1"]
@@ -346,7 +346,7 @@ def test_a_sweep_says_which_cells_lack_a_run_and_which_share_one(tmp_path, monke
     failed = "The last round failed in 1 of 2 cells: strategy-fedavg_learning-rate-auto_seed0."
     assert failed in remarks_on(cells_of_sweep, [good])
     # By default the digits are learned at 0.05.
-    assert "2 of 4 cells differ from others in nothing on which a result depends" in page
+    assert "2 of 4 cells have the same settings as another cell, as far as results" in page
 
 
 def sweep(words: list[str], exit_code: int = 0) -> str:
@@ -373,7 +373,8 @@ def test_studies_take_held_out_labels_as_they_are_unless_they_say_otherwise():
 def test_a_share_of_malicious_clients_that_is_nobody_s_is_no_attack(tmp_path):
     """Of three clients a tenth is none: what a run says of it is not heard among many."""
     settings = {"attack": "sign-flip", "malicious-fraction": 0.1, "num-clients": 3}
-    with pytest.raises(ConfigError, match="of 3 clients: nobody attacks"), federated(settings):
+    told = "0 of 3 clients, so no client attacks"
+    with pytest.raises(ConfigError, match=told), federated(settings):
         pass
     cells = [
         small_cell(tmp_path, name, attack=name, malicious_fraction=0.1, num_clients=3)

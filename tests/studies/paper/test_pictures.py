@@ -143,8 +143,8 @@ def test_seconds_stand_beside_the_papers(tmp_path):
     table, cells = TABLES["timing"], cells_of(tmp_path, "timing")
     # The paper: 91.7635 to 0.1834 s, and 71.2 to 0.16 s.
     assert seconds_finding(table, cells) == (
-        "AFedSV's seconds in those of FedIF. FedIF takes its gradient while clients train, so its "
-        "seconds here leave that out. CIFAR-10: 1,500 times here, 500 times in the paper. "
+        "AFedSV's seconds as a multiple of FedIF's. FedIF takes its gradient while clients train, "
+        "so its seconds here leave that out. CIFAR-10: 1,500 times here, 500 times in the paper. "
         "Fashion-MNIST: 450 times in the paper."
     )
     drawn = seconds_picture(table, cells).draw(SHEETS[0])

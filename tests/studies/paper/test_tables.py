@@ -254,14 +254,14 @@ def test_after_another_number_of_rounds_no_figure_of_the_paper_stands_beside(tmp
     best = "| column | row | seeds | last round | mean of last ten | best round |\n"
     assert best in text
     assert "| clean | FedAvg | 1 | 50.00 | 50.00 | 50.00 |\n" in text
-    assert "The paper's figures are of 100 rounds, so none stands here." in text
+    assert "The paper's figures are for 100 rounds, so they are not shown." in text
     assert "62.52" not in text
     assert "of the last ten rounds" not in text
 
 
 def test_a_mean_of_fewer_than_ten_rounds_says_so(tmp_path):
     text = reported_after(5, tmp_path)
-    assert "Evaluated of the last ten rounds, and in their mean: 5.\n" in text
+    assert "The mean of the last ten rounds includes only the evaluated ones: 5.\n" in text
 
 
 def test_seconds_of_a_round_stand_beside_the_papers_after_any_number():
@@ -329,15 +329,15 @@ def test_a_report_that_adds_nothing_says_why(tmp_path, capsys):
     short = settings("cifar10", "fedif", "clean", **{"num-server-rounds": 12})
     write_result(runs / "short", short, [0.5] * 12)
     told = said(runs)
-    assert "0 of 1 runs are cells of a table." in told
+    assert "0 of 1 runs belong to a cell of a table." in told
     assert (
-        f"{runs / 'short'} is no cell: nearest is fedif under clean of cifar10: "
-        "num-server-rounds = 12, not 100."
+        f"{runs / 'short'} belongs to no cell. The nearest cell (table cifar10, row fedif, column "
+        "clean) differs in num-server-rounds, 100 there and 12 in the run."
     ) in told
     write_result(runs / "cell", settings("cifar10", "fedif", "clean"), accuracies(0.6, 0.6))
     earlier = settings("cifar10", "fedif", "clean", normalization="data", seed=1)
     write_result(runs / "earlier", earlier, accuracies(0.6, 0.6))
-    assert "2 of 3 runs are cells of a table." in said(runs)
+    assert "2 of 3 runs belong to a cell of a table." in said(runs)
 
 
 def test_the_seeds_of_the_last_column_are_its_own(tmp_path):
