@@ -132,7 +132,7 @@ class Intake:
     # Whether members send a model and metrics, and nothing else of them counts.
     is_plain = True
     # Whether a reply holds nothing that belongs to its own round, so that it may come late.
-    is_alone = True
+    may_come_late = True
     # Whether members can be asked about a model only once, so that no round can be redone.
     asks_once = False
     # Whether the intake may change the strategy's weights.

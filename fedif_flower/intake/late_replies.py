@@ -45,7 +45,7 @@ class LateReplies(IntakeAround):
         words = "0 in a simulation (and no buffered rounds): replies there are never late"
         require(grid.keeps_late, "late_rounds", late_rounds, words)
         words = "0 with a local method whose clients send more than a model"
-        require(self.inner.is_alone, "late_rounds", late_rounds, words)
+        require(self.inner.may_come_late, "late_rounds", late_rounds, words)
         super().require(host, grid, initial_arrays)
 
     def begin(self, host: Host) -> None:

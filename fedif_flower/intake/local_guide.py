@@ -52,7 +52,7 @@ class LocalGuide(IntakeAround):
         The method's guide; a plain Guide, which tells clients nothing, if the method has none.
     """
 
-    is_alone = False
+    may_come_late = False
 
     def __init__(self, inner: Intake, method: LocalMethod, guide: Guide) -> None:
         super().__init__(inner)
@@ -77,7 +77,7 @@ class LocalGuide(IntakeAround):
         ConfigError
             If the guide changes weights, and the strategy gives clients none.
         """
-        if self._guide.weighs and (not host.combines_updates or host.stages.make_groups):
+        if self._guide.weighs and (not host.combines_updates or host.stages.makes_groups):
             raise ConfigError(
                 f"local_method = {self._method!r}; allowed with {type(host).__name__}, which "
                 "gives no client a coefficient: one that changes no weights"

@@ -263,7 +263,7 @@ class RunRecorder(RunWriter):
         if checkpoint.way_back is not None:
             earlier = tensor_arrays(checkpoint.way_back)
             require_shapes("the run", shapes, earlier)
-            self.strategy.model.go_on(earlier)
+            self.strategy.model.set_proven(earlier)
         if [row["round"] for row in checkpoint.lines["rounds"]] != list(range(last + 1)):
             raise ValueError(f"its records are not those of the rounds 0 to {last}")
         records = checkpoint.records

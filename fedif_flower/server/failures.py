@@ -44,7 +44,7 @@ class MemberFailures:
 
     Parameters
     ----------
-    maximum : int
+    max_in_a_row : int
         After this many errors in a row, >= 1, a member counts as failing. The run also ends after
         this many rounds in a row in which no model could be made of enough usable replies. A round
         with fewer replies neither counts nor interrupts the row: it does not show whether a model
@@ -53,8 +53,8 @@ class MemberFailures:
         The longest pause in turns, >= 0; 0: no member is paused.
     """
 
-    def __init__(self, maximum: int, max_paused_turns: int = 63) -> None:
-        self.maximum = maximum
+    def __init__(self, max_in_a_row: int, max_paused_turns: int = 63) -> None:
+        self.max_in_a_row = max_in_a_row
         self.max_paused_turns = max_paused_turns
         # By client id. A member without an error since its last usable reply has no entry.
         self._erring: dict[int, _Errors] = {}
@@ -168,7 +168,7 @@ class MemberFailures:
     def _why_to_give_up(self, online: Sequence[ClientNode]) -> str:
         """Return why the run has to end; empty if it goes on."""
         why = self._why_most_are_failing(online) or self._why_most_asked_err()
-        if not why and self._failed_rounds >= self.maximum:
+        if not why and self._failed_rounds >= self.max_in_a_row:
             why = (
                 f"{self._failed_rounds} rounds in a row with enough usable replies made no model "
                 "of them"
@@ -180,7 +180,7 @@ class MemberFailures:
         failing = {
             client_id
             for client_id, errors in self._erring.items()
-            if errors.in_a_row >= self.maximum
+            if errors.in_a_row >= self.max_in_a_row
         }
         if not failing:
             return ""
@@ -189,20 +189,20 @@ class MemberFailures:
             return ""
         return (
             f"most members fail: {num_failing} of {len(online)} gave no usable reply the last "
-            f"{self.maximum} times that they were asked"
+            f"{self.max_in_a_row} times that they were asked"
         )
 
     def _why_most_asked_err(self) -> str:
         """Return words that say how many of the members asked lately erred; empty if not most did.
 
         In a large federation it takes many rounds until most members have been asked
-        ``maximum`` times. This test sees earlier that most of them fail.
+        ``max_in_a_row`` times. This test sees earlier that most of them fail.
         """
         poor = self._poor
         # If each member erred with probability 1/2, the number that err would have mean asked / 2
         # and standard deviation sqrt(asked) / 2. Four deviations above the mean is not by chance.
         by_chance = poor.asked / 2 + 2 * poor.asked**0.5
-        if poor.rounds < self.maximum or poor.erred <= by_chance:
+        if poor.rounds < self.max_in_a_row or poor.erred <= by_chance:
             return ""
         return (
             f"most members fail: {poor.erred} of the {poor.asked} asked in {poor.rounds} "

@@ -141,7 +141,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if stages is None:
             stages = self.default_stages()
         self.stages = Stages(stages)
-        if self.stages.make_groups and not self.takes_groups:
+        if self.stages.makes_groups and not self.takes_groups:
             raise ConfigError(
                 f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
                 "groups are for robust rules that remember no client, such as RobustRule(Krum())"
@@ -286,7 +286,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         received = self.model.receive(arrays)
         earlier = self.intake.outstanding(server_round)
         present = self._call_roster(server_round, earlier, grid)
-        members = self._draw_members(present, server_round, is_alone=not earlier)
+        members = self._draw_members(present, server_round, awaits_none=not earlier)
         self._closing = self._close_when_answered(len(members), earlier, grid)
         self.prepare(received.params, self.model.named_buffers)
         config["server-round"] = server_round
@@ -414,11 +414,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         )
 
     def _draw_members(
-        self, present: Present, server_round: int, *, is_alone: bool
+        self, present: Present, server_round: int, *, awaits_none: bool
     ) -> list[ClientNode]:
         """Draw the members that train in this round from the nodes present.
 
-        ``is_alone`` says that the round waits for no reply to an earlier round.
+        ``awaits_none`` says that the round waits for no reply to an earlier round.
         """
         self.online = present.online
 
@@ -427,7 +427,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             selected = selection_of(
                 f"{type(self).__name__}.select", self.select(nodes, server_round)
             )
-            if is_alone and nodes and not selected:
+            if awaits_none and nodes and not selected:
                 self._warn_of_nobody(server_round)
             return selected
 

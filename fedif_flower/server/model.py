@@ -194,14 +194,14 @@ class GlobalModel:
         The model as clients receive it.
     vectors : ModelVectors
         The model as vectors, on the CPU.
-    replaced : ModelVectors, optional
+    before_replacement : ModelVectors, optional
         The model before a loop sent another one in its place, such as the same with noise added.
     """
 
     layout: ParameterLayout
     record: ArrayRecord
     vectors: ModelVectors
-    replaced: ModelVectors | None = None
+    before_replacement: ModelVectors | None = None
 
     def __init__(
         self,
@@ -260,7 +260,7 @@ class GlobalModel:
             names=self._names,
         )
 
-    def go_on(self, earlier: ArrayRecord) -> None:
+    def set_proven(self, earlier: ArrayRecord) -> None:
         """Set the proven model of a run that is resumed, before :meth:`begin`.
 
         The model that the run is resumed with is not proven yet. ``earlier`` has the same layout.
@@ -305,7 +305,7 @@ class GlobalModel:
             return self.vectors
         vectors = self.layout.to_vectors(arrays)  # If it raises, the old model is still in place.
         if self._proven is not None:
-            self.replaced = self.vectors
+            self.before_replacement = self.vectors
         self.record = arrays
         self.vectors = vectors
         if self._proven is None:
@@ -314,7 +314,7 @@ class GlobalModel:
 
     def continues(self, vectors: ModelVectors) -> bool:
         """Tell whether the global model is still ``vectors``, or a model sent in their place."""
-        return self.vectors is vectors or self.replaced is vectors
+        return self.vectors is vectors or self.before_replacement is vectors
 
     def stands_still(self, vectors: ModelVectors) -> bool:
         """Tell whether a round's result ``vectors`` leaves the current model where it is.
@@ -380,7 +380,7 @@ class GlobalModel:
         logger.error("the model goes back to the last one that worked")
         self._before_take_back()
         self._taken_back = self.record
-        self.replaced = None
+        self.before_replacement = None
         self.record = self._proven
         self.vectors = self.layout.to_vectors(self.record)
         return self.record

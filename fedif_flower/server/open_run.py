@@ -32,7 +32,7 @@ class OpenRun:
     loops_grid, grid : Grid
         The connection to the clients that the loop uses; and the same, wrapped so that replies are
         screened.
-    is_own : bool
+    is_strategys_loop : bool
         Whether the strategy's own :meth:`~fedif_flower.server.run.RunningStrategy.start` goes
         through the rounds; otherwise another loop does.
     is_over : bool
@@ -53,14 +53,14 @@ class OpenRun:
     trained, evaluated : list of Message
         The last messages that asked clients to train, and to evaluate, if the loop's grid does not
         screen replies: replies are matched with them. Otherwise empty.
-    outer : BaseException, optional
+    exception_at_start : BaseException, optional
         The exception that was being handled when the run began. If another one is being handled
         when it ends, an error has ended the run.
     """
 
     loops_grid: Grid
     grid: Grid
-    is_own: bool = False
+    is_strategys_loop: bool = False
     is_over: bool = False
     server_round: int = 0
     last_combined: int = 0
@@ -70,7 +70,7 @@ class OpenRun:
     noise_for: int = 0
     trained: list[Message] = field(default_factory=list)
     evaluated: list[Message] = field(default_factory=list)
-    outer: BaseException | None = field(default_factory=sys.exception)
+    exception_at_start: BaseException | None = field(default_factory=sys.exception)
 
     @property
     def screens(self) -> bool:

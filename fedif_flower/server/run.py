@@ -254,11 +254,11 @@ class RunningStrategy(FedAvg):
         run = self._open_run
         if run is None:
             return
-        failed = sys.exception() is not run.outer
+        failed = sys.exception() is not run.exception_at_start
         if failed:
             self._give_up_round()
         try:
-            if not (run.is_own or failed):
+            if not (run.is_strategys_loop or failed):
                 self._close_round()
         finally:
             self._open_run = None
@@ -350,7 +350,7 @@ class RunningStrategy(FedAvg):
         with self._ending_where_it_fails():
             self.begin(grid, initial_arrays)
             assert self._open_run is not None  # begin
-            self._open_run.is_own = True
+            self._open_run.is_strategys_loop = True
             _FLOWER.info("Starting %s strategy: %d rounds", type(self).__name__, num_rounds)
             self.summary()
         last_round = self.completed_rounds + num_rounds
@@ -419,7 +419,7 @@ class RunningStrategy(FedAvg):
         ended the run, the list of messages is empty.
         """
         run = self._open_run
-        if run is not None and run.is_own:
+        if run is not None and run.is_strategys_loop:
             return self.ask_members(server_round, arrays, config, grid)
         wrapper = calling_wrapper()
         if wrapper is not None:
@@ -467,7 +467,7 @@ class RunningStrategy(FedAvg):
                 "configure_train, which one of your own has to call (super().configure_train)"
             )
         replies = handed_on(f"{type(self).__name__}.aggregate_train", replies)
-        if run.is_own:
+        if run.is_strategys_loop:
             return self.take_in_replies(replies)
         stays = None if run.noise_for else self.model.record
         if run.is_over:
@@ -490,7 +490,7 @@ class RunningStrategy(FedAvg):
         The draw is independent of the draw of the clients that train.
         """
         run = self._open_run
-        if run is not None and run.is_own:
+        if run is not None and run.is_strategys_loop:
             return self._ask_evaluators(server_round, arrays, config, grid)
         with self._ending_where_it_fails():
             run = self._enter_loop_round(arrays, grid)

@@ -49,7 +49,7 @@ class Stages:
         The stage that chooses where a round leads, if there is one.
     optimizer : ServerOptimizer, optional
         The stage that moves the model on after a round's own step, if there is one.
-    make_groups : bool
+    makes_groups : bool
         Whether a stage replaces the clients by groups.
     max_length : float
         The length to which stages shorten updates as they arrive; infinity if none does.
@@ -69,7 +69,7 @@ class Stages:
         optimizers = [stage for stage in stages if isinstance(stage, ServerOptimizer)]
         self.optimizer = _only(optimizers, allowed="at most one server optimizer")
         self.arrive = self._arrive if self._arriving else None
-        self.make_groups = any(stage.makes_groups for stage in stages)
+        self.makes_groups = any(stage.makes_groups for stage in stages)
         self.max_length = min((stage.max_length for stage in stages), default=math.inf)
 
     def __iter__(self) -> Iterator[Stage]:

@@ -56,7 +56,7 @@ class FedAvgM(ServerOptimizer):
 
         It is :math:`\eta \beta^{t-s}` for the step of round s in the step of round t.
         """
-        num_steps = self._going_on.num_steps
+        num_steps = self._active_memory.num_steps
         if not self.momentum:
             num_steps = min(num_steps, 1)  # All earlier factors are 0.
         return [self.learning_rate * self.momentum**age for age in range(num_steps)]
@@ -102,7 +102,7 @@ class FedAdam(ServerOptimizer):
     def _stepped(self, before: Tensor, after: Tensor) -> tuple[Tensor, dict[str, Any]]:
         """Return the parameters ``[d]`` after the optimizer's step, and its state then."""
         step = after - before  # [d]
-        state = self._going_on.state
+        state = self._active_memory.state
         mean = state.get("mean", torch.zeros_like(before))
         square = state.get("square", torch.full_like(before, self.tau**2))
         mean = self.beta1 * mean + (1 - self.beta1) * step

@@ -204,7 +204,7 @@ class ServerOptimizer(Stage):
     @property
     def moves_on(self) -> bool:
         """Whether the optimizer may move the model even if a round's own step is 0."""
-        return bool(self._going_on.state)
+        return bool(self._active_memory.state)
 
     @property
     def shares(self) -> list[float]:
@@ -224,14 +224,14 @@ class ServerOptimizer(Stage):
     def advance(self, before: Tensor, after: Tensor) -> Tensor:
         """Return the same parameters as :meth:`lead`, and remember the step."""
         params, state = self._stepped(before, after)
-        num_steps = self._going_on.num_steps + 1
+        num_steps = self._active_memory.num_steps + 1
         self._memory_before = self._memory
         self._memory = _Memory(state, num_steps)
         self._begins_anew = False
         return params
 
     @property
-    def _going_on(self) -> _Memory:
+    def _active_memory(self) -> _Memory:
         """The memory that the next step starts from."""
         return _Memory() if self._begins_anew else self._memory
 
@@ -300,7 +300,7 @@ class ServerOptimizer(Stage):
         if not any(value is params for value in group["params"]):
             raise ConfigError("the optimizer is not one of the parameters that it was given")
         options_before = _options_of(group)
-        state = deepcopy(dict(self._going_on.state))
+        state = deepcopy(dict(self._active_memory.state))
         group.update(state.pop(_OPTIONS, {}))
         optimizer.state[params].update(state)
         params.grad = before - after

@@ -94,7 +94,7 @@ class FullWeighting(Weighting):
     bias_correction: Annotated[bool, _BIAS_CORRECTION] = False
     weight_scope: Annotated[WeightScope, _WEIGHT_SCOPE] = "participants"
 
-    def changed_by(self, weighting: Weighting) -> Self:
+    def with_fields_of(self, weighting: Weighting) -> Self:
         """Return a copy with all fields of ``weighting`` that are not ``None``."""
         said = {name: value for name, value in vars(weighting).items() if value is not None}
         return replace(self, **said)
@@ -150,8 +150,8 @@ class ScoredStrategy(ScreenedStrategy):
         super().__init__(**with_names_of(validation.validation or validation, base))
         self.valuation = validation
         self.validation = validation.validation
-        own = FullWeighting().changed_by(self.default_weighting)
-        self.weighting = own.changed_by(weighting or Weighting())
+        own = FullWeighting().with_fields_of(self.default_weighting)
+        self.weighting = own.with_fields_of(weighting or Weighting())
         self.ledger = ScoreLedger(
             gamma,
             initial=self.weighting.initial,
