@@ -40,19 +40,28 @@ class ClockedGrid(LocalGrid):
         self._due = {i: d for i, d in self._due.items() if d[1].metadata.dst_node_id in awaited}
         return [message for _, message in self._due.values()]
 
-    def arrivals(
-        self, messages: Iterable[Message], timeout: float | None, closing: Closing
+    def stream_replies(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        closing: Closing | None = None,
     ) -> Iterator[Message]:
-        """Send messages now; return the replies in the order in which they are due."""
+        """Send messages now; return the replies in the order in which they are due.
+
+        Messages outside rounds, which have no ``closing``, take no time.
+        """
+        if closing is None:
+            return super().stream_replies(messages, timeout=timeout)
         sent = list(messages)
         fresh = self.push_messages(sent)
         for message_id, message in zip(fresh, sent, strict=True):
             partition = self.contexts[message.metadata.dst_node_id].node_config["partition-id"]
             self._due[message_id] = (self.now + self._seconds(int(partition)), message)
         closing.begin(timeout, lambda: self.now)
-        return self._arrivals(set(fresh), closing)
+        return self._until_closed(set(fresh), closing)
 
-    def _arrivals(self, fresh: set[str], closing: Closing) -> Iterator[Message]:
+    def _until_closed(self, fresh: set[str], closing: Closing) -> Iterator[Message]:
         while self._due and (fresh & self._due.keys() or closing.wants_late):
             message_id, (due, _) = min(self._due.items(), key=lambda item: item[1][0])
             if closing.deadline is not None and due > closing.deadline:

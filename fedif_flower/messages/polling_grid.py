@@ -237,7 +237,7 @@ class PollingGrid(ForwardingGrid):
             At most one reply to each message. It is an error if the reply could not be read, if
             the node was started again before it answered, or if it is no longer registered.
         """
-        return list(self.arrivals(messages, timeout, Closing()))
+        return list(self.stream_replies(messages, timeout=timeout))
 
     def outstanding(self, awaited: Collection[int]) -> list[Message]:
         """Return the unanswered messages of earlier rounds to these nodes; forget all others.
@@ -290,8 +290,12 @@ class PollingGrid(ForwardingGrid):
             )
         return message_ids
 
-    def arrivals(
-        self, messages: Iterable[Message], timeout: float | None, closing: Closing
+    def stream_replies(
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
+        closing: Closing | None = None,
     ) -> Iterator[Message]:
         """Send messages now; return the replies as they come, until the round closes.
 
@@ -304,9 +308,11 @@ class PollingGrid(ForwardingGrid):
             The messages of this round.
         timeout : float, optional
             Seconds; ``None``: wait for as long as it takes.
-        closing : Closing
-            Decides when the round closes. The caller counts usable replies in it.
+        closing : Closing, optional
+            Decides when the round closes. The caller counts usable replies in it. ``None``: it
+            closes once all have answered, or time is over.
         """
+        closing = closing or Closing()
         sent = list(messages)
         ended = []
         waiting = {}

@@ -64,7 +64,7 @@ class ScreenedGrid(ForwardingGrid):
     @property
     def keeps_late(self) -> bool:
         """Whether a reply that is missing when a round closes can still come in a later round."""
-        return hasattr(self._transport, "arrivals")
+        return hasattr(self._transport, "outstanding")
 
     @property
     def polling(self) -> PollingGrid | None:
@@ -100,7 +100,7 @@ class ScreenedGrid(ForwardingGrid):
         late: list[Message] = []
         if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)
-            replies = self._transport.arrivals(sent, timeout, closing)
+            replies = self._transport.stream_replies(sent, timeout=timeout, closing=closing)
         else:
             replies = stream_replies(self._transport, sent, timeout)
             if closing is not None:

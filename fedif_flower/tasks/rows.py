@@ -38,7 +38,7 @@ def num_examples(targets: Any) -> int:
     return len(targets)
 
 
-def first_few(batch: Any) -> Any:
+def first_two(batch: Any) -> Any:
     """Return the first two examples of a batch if its tensors share a length, else all of it."""
     count = num_rows(batch)
     if count is None:

@@ -17,7 +17,7 @@ from fedif_flower.tasks.modules import (
     random_state,
     to_memory_format,
 )
-from fedif_flower.tasks.rows import count_rows, first_few
+from fedif_flower.tasks.rows import count_rows, first_two
 from fedif_flower.tasks.structures import map_tensors
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
@@ -116,7 +116,7 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
     before = buffers_of(model.module)
 
     def attempt(memory_format: torch.memory_format) -> None:
-        gradients(model, objective, _formatted(first_few(first), memory_format))
+        gradients(model, objective, _formatted(first_two(first), memory_format))
 
     fastest = fastest_memory_format(model.module, attempt)
     batch = _formatted(first, fastest)

@@ -9,7 +9,12 @@ from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 
-from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing, PollingGrid
+from fedif_flower.messages.polling_grid import (
+    REGISTRATION_ENDED,
+    Closing,
+    PollingGrid,
+    stream_replies,
+)
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.server.hostile import Clients
 
@@ -102,6 +107,16 @@ def test_an_upload_that_never_ends_delays_nobody():
     released.set()
 
 
+def test_a_reply_is_handed_over_while_others_are_awaited():
+    """A preflight compares a member's clock with the time at which its answer comes."""
+    released = threading.Event()
+    grid = quick(Nodes(2, {1001: lambda answer: answer() if released.wait() else []}))
+    replies = stream_replies(grid, map(query, (1000, 1001)), 60)
+    assert next(replies).metadata.src_node_id == 1000
+    released.set()
+    assert next(replies).metadata.src_node_id == 1001
+
+
 def test_few_replies_are_in_memory_at_a_time():
     begun: list[int] = []
     taken: list[int] = []
@@ -116,7 +131,7 @@ def test_few_replies_are_in_memory_at_a_time():
 
     grid = Nodes(12, dict.fromkeys(range(1000, 1012), slowly))
     polling = quick(grid, slow_seconds=600.0)
-    for reply in polling.arrivals(map(query, grid.get_node_ids()), None, Closing()):
+    for reply in polling.stream_replies(map(query, grid.get_node_ids())):
         taken.append(reply.metadata.src_node_id)  # noqa: PERF401 (read meanwhile)
     assert sorted(taken) == list(range(1000, 1012))
     assert 1 < most <= polling.most_fetched == 4
@@ -126,9 +141,7 @@ def test_more_uploads_that_never_end_than_are_fetched_at_a_time_delay_nobody():
     released = threading.Event()
     stuck = dict.fromkeys(range(1000, 1006), lambda answer: answer() if released.wait() else [])
     grid = Nodes(8, stuck)
-    replies = quick(grid, slow_seconds=0.05).arrivals(
-        map(query, grid.get_node_ids()), None, Closing()
-    )
+    replies = quick(grid, slow_seconds=0.05).stream_replies(map(query, grid.get_node_ids()))
     assert {next(replies).metadata.src_node_id for _ in range(2)} == {1006, 1007}
     released.set()
     assert len(list(replies)) == 6
@@ -200,7 +213,7 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registere
 def senders(grid: PollingGrid, nodes, closing: Closing) -> list[int]:
     """Play a round; return whose replies came, usable ones alone."""
     found = []
-    for reply in grid.arrivals(map(query, nodes), 60, closing):
+    for reply in grid.stream_replies(map(query, nodes), timeout=60, closing=closing):
         if reply.has_content():
             found.append(reply.metadata.src_node_id)
             closing.count()

@@ -21,7 +21,7 @@ from fedif_flower.attribution.intervals import (
     share_half_widths,
 )
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.rows import first_few, join, take_of_all
+from fedif_flower.tasks.rows import first_two, join, take_of_all
 from fedif_flower.valuation.parts import (
     block_validations,
     class_validations,
@@ -42,7 +42,7 @@ def test_strings_are_drawn_with_their_own_rows():
     ]
     pieces = take_of_all(batches, torch.tensor([0, 2, 4]))
     assert [piece["text"] for piece in pieces] == [["a", "c"], ["e"]]
-    assert first_few(batches[0])["text"] == ["a", "b"]
+    assert first_two(batches[0])["text"] == ["a", "b"]
     whole = join(batches)
     assert whole["text"] == ["a", "b", "c", "d", "e"]
     assert whole["at"].tolist() == [0, 1, 2, 3, 4]
