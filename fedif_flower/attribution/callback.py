@@ -45,13 +45,13 @@ class _LastStep(NamedTuple):
         The model before the step.
     model : ModelVectors
         The model after the step, or the model that has been received in its place since.
-    place : int
-        The index of the step's round in :attr:`PathAttribution.rounds`.
+    server_round : int
+        The step's round.
     """
 
     before: ModelVectors
     model: ModelVectors
-    place: int
+    server_round: int
 
 
 class PathAttribution(Callback):
@@ -261,17 +261,17 @@ class PathAttribution(Callback):
         complete = [
             attributed for attributed in self.rounds if attributed.server_round <= last_round
         ]
-        if len(complete) < len(self.rounds):
-            self._memory.restore_bounds(last_round)
         self.rounds = complete
-        if self._last_step is not None and self._last_step.place >= len(self.rounds):
+        # Even if no round is dropped: on_step may have failed after the bounds took in its round.
+        self._memory.restore_bounds(last_round)
+        if self._last_step is not None and self._last_step.server_round > last_round:
             self._last_step = None
 
     def _go_on_after_step(self, model: GlobalModel) -> None:
         """Restore the last step of a resumed run, if the model may still be taken back."""
         if self._saved_step and model.way_back is not None:
             before = model.layout.to_vectors(model.way_back)
-            self._last_step = _LastStep(before, model.vectors, place=self._saved_step - 1)
+            self._last_step = _LastStep(before, model.vectors, self._saved_step)
         self._saved_step = 0
 
     def finish_last_round(self, server_round: int) -> None:
@@ -311,11 +311,12 @@ class PathAttribution(Callback):
         if step.shares:
             # A copy, since the next round's replies overwrite the newest updates.
             carried = (replace(in_step[0], updates=newest.updates.clone()), *in_step[1:])
-        self._memory.note_step(step.before.params, step.after.params, carried)
         unseen = step.updates.unseen
         if unseen is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
         self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
+        # Last, since only the step of a pending round is undone if an error ends the round.
+        self._memory.note_step(step.before.params, step.after.params, carried)
 
     def _newest(self, step: Step) -> CarriedUpdates:
         """Return the round's own updates with the coefficients and credit of its step."""
@@ -380,7 +381,12 @@ class PathAttribution(Callback):
         self._memory.carry_as_before_step()
         if not torch.equal(self._model.vectors.params, step.before.params):
             return ()
-        return tuple(take_back(client) for client in self.rounds[step.place].clients)
+        return tuple(
+            take_back(client)
+            for attributed in self.rounds
+            if attributed.server_round == step.server_round
+            for client in attributed.clients
+        )
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Keep what the next round needs to know of the rounds so far, for a checkpoint."""
@@ -408,7 +414,7 @@ class PathAttribution(Callback):
                 return taken_round.server_round
         if self._last_step is None:
             return self._saved_step
-        return self.rounds[self._last_step.place].server_round
+        return self._last_step.server_round
 
     def on_end(self) -> None:
         """Finish the last round."""
@@ -427,8 +433,9 @@ class PathAttribution(Callback):
         if not self._model.continues(taken_round.after):
             attributed = self._without_step(taken_round, attributed)
         elif taken_round.in_step:
-            place = len(self.rounds)
-            self._last_step = _LastStep(taken_round.before, taken_round.after, place)
+            self._last_step = _LastStep(
+                taken_round.before, taken_round.after, taken_round.server_round
+            )
         self.rounds.append(attributed)
         for tell in self.on_attribution:
             tell(attributed)

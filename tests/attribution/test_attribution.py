@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedif_flower import FedIF, Median, PathAttribution, RobustRule, Validation
+from fedif_flower import FedAvg, FedIF, Median, PathAttribution, RobustRule, Validation
 from fedif_flower.aggregators import Flame
-from fedif_flower.attribution.credit import CreditBounds
+from fedif_flower.attribution.credit import CreditBounds, PastSteps
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.run import Callback
@@ -287,10 +287,15 @@ def doubled(outputs, targets):
     return 2 * ((outputs - targets) ** 2).mean()  # Of four: half of the sum, as it is of two.
 
 
-def of_four(movers, beside=()):
-    """Attribute two rounds with four parameters: with fewer, no last step is remembered."""
+def four_parameters() -> Validation:
+    """Four parameters: with fewer, no last step is remembered."""
     targets = torch.tensor([[4.0], [2.0], [0.0], [0.0]])
-    held_out = Validation(point(4), torch.eye(4), targets, loss_fn=doubled, device="cpu")
+    return Validation(point(4), torch.eye(4), targets, loss_fn=doubled, device="cpu")
+
+
+def of_four(movers, beside=()):
+    """Attribute two rounds with four parameters."""
+    held_out = four_parameters()
     bounds = CreditBounds(length=0, borrowed=1.5)
     return attributed(
         fedavg, movers, 2, bounds=bounds, beside=beside, held_out=held_out, model=point(4)
@@ -327,6 +332,29 @@ def started(attribution, rounds=1):
     strategy = fedavg(attribution.validation, callbacks=[attribution], **BASE)
     play(strategy, point(), LONG, rounds)
     return strategy
+
+
+@pytest.mark.parametrize(("owner", "step"), [(PastSteps, "after"), (PathAttribution, "_attribute")])
+def test_a_step_that_an_error_interrupted_counts_once(monkeypatch, owner, step):
+    """Memory runs out in round 2, once its updates have been compared; it is run again."""
+    movers = Movers(ALONG)
+    whole = of_four(movers)
+    held_out = four_parameters()
+    again = PathAttribution(held_out, "trapezoid", bounds=CreditBounds(length=0, borrowed=1.5))
+    setup = Setup(device="cpu", trainable_keys=held_out.parameter_names)
+    strategy = FedAvg(callbacks=[again], **BASE | {"setup": setup})
+    play(strategy, point(4), movers)
+
+    def out_of_memory(*_, **__):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, out_of_memory)
+        with pytest.raises(MemoryError):
+            strategy.start(LocalGrid(movers, 3), strategy.model.record, num_rounds=1)
+    strategy.start(LocalGrid(movers, 3), strategy.model.record, num_rounds=1)
+    assert again.rounds == whole.rounds
+    assert str(again.state_dict(2)) == str(whole.state_dict(2))
 
 
 def test_an_attribution_is_not_another_strategy_s_too():
@@ -419,6 +447,39 @@ def test_momentum_of_a_step_that_was_taken_back_later_is_nobodys(between):
     assert sum(callback.contributions.values()) == pytest.approx(gained, rel=ROUNDING)
 
 
+class SkipsRound(FedAvg):
+    """Draws nobody in one round."""
+
+    skipped = 0
+
+    def select(self, nodes, server_round):
+        if server_round == self.skipped:
+            return []
+        return super().select(nodes, server_round)
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize(("skipped", "last_step"), [(2, 3), (3, 2)])
+def test_a_step_before_or_after_a_round_that_asked_nobody_is_taken_back(
+    skipped, last_step, is_resumed
+):
+    """Everybody fails in round 4 on the model of the last step."""
+    movers = Failing(ACROSS, failing={4: range(3)})
+    setup = Setup(device="cpu", trainable_keys=validation().parameter_names, **ALL_THREE)
+    callback = PathAttribution(validation(), "trapezoid")
+    strategy = SkipsRound(callbacks=[callback], **BASE | {"setup": setup})
+    strategy.skipped = skipped
+    play(strategy, point(), movers, 3)
+    if is_resumed:
+        state, lines = callback.state_dict(3), callback.lines(0, 3)
+        callback.load_state_dict(state, lines, 3)
+    strategy.start(LocalGrid(movers, 3), strategy.model.record, num_rounds=1)
+    assert values(callback.rounds[skipped - 1]) == []
+    given = values(callback.rounds[last_step - 1])
+    assert given == pytest.approx([2.5, 0.5, 0.0], rel=ROUNDING)
+    assert values(callback.rounds[-1]) == [-value for value in given]
+
+
 class TakesBack(Callback):
     """Cannot bear the model of one round, as an evaluation."""
 
@@ -462,6 +523,20 @@ def test_a_loss_that_is_not_finite_is_nobodys(caplog):
     assert math.isnan(found.loss_after)
     assert (found.decrease, found.remainder) == (0.0, 0.0)
     assert "round 1 cannot be attributed: no finite loss" in caplog.text
+
+
+@pytest.mark.parametrize("not_finite", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_says_nothing_about_the_bound(not_finite):
+    def loses_itself(outputs, targets):
+        loss = squared(outputs, targets)
+        if outputs.sum() > 1:
+            return loss + not_finite  # The gradient is as before.
+        return loss
+
+    callback = attributed(fedavg, Movers(ACROSS), held_out=validation(loss_fn=loses_itself))
+    (found,) = callback.rounds
+    assert not math.isfinite(found.loss_after)
+    assert (found.slope, found.smoothness, found.bound_held) == (None, None, None)
 
 
 def test_a_step_that_is_taken_back_is_nobodys(caplog):

@@ -40,6 +40,7 @@ from fedif_flower.run.preflight import with_free_folder
 from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server import nodes
+from fedif_flower.strategies import ScreenedStrategy
 from tests.clocked_grid import ClockedGrid
 from tests.run.resuming import CLIENTS, recorder_of, run, run_config
 from tests.server.waiting import Clock
@@ -146,6 +147,28 @@ def test_a_model_that_nobody_can_train_is_taken_back_after_a_restart_too(tmp_pat
     assert any(given["2"].values())
     models = [torch.load(folder / "model.pt", weights_only=True) for folder in (whole, again)]
     assert all(torch.equal(models[0][name], values) for name, values in models[1].items())
+
+
+def test_a_run_goes_on_after_a_round_that_asked_nobody(tmp_path, monkeypatch):
+    """Round 2 is attributed to nobody; later rounds are attributed as in a whole run."""
+    select = ScreenedStrategy.select
+
+    def nobody_in_round_2(strategy, nodes, server_round):
+        if server_round == 2:
+            return []
+        return select(strategy, nodes, server_round)
+
+    monkeypatch.setattr(ScreenedStrategy, "select", nobody_in_round_2)
+    settings = {"attribution": "trapezoid", "checkpoint_every": 1, "num_server_rounds": 4}
+    settings |= {"validation.vet": False}
+    whole = run(run_config(tmp_path / "whole", **settings))
+    config = run_config(tmp_path / "stopped", resume="auto", **settings)
+    run(config, kill_at=4)
+    again = run(config)
+    attributed = [row["round"] for row in read_rows(again / "attribution_rounds.csv")]
+    assert attributed == ["1", "2", "3", "4"]
+    for table in ("attribution.csv", "attribution_rounds.csv"):
+        assert (again / table).read_bytes() == (whole / table).read_bytes()
 
 
 def test_a_pause_that_ends_as_a_simulation_goes_on_does_not_hold_to_its_end(tmp_path):
