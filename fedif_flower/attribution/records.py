@@ -118,7 +118,7 @@ class RoundAttribution:
         One for each client whose updates are in the step.
     descent : Descent, optional
         What the gradients at both ends of the step say; ``None``: the round took no step, or a
-        figure is not finite.
+        figure or one of the losses is not finite.
     """
 
     server_round: int

@@ -142,7 +142,9 @@ class RoundAttributor:
         descent: Descent | None = None
         if taken.in_step:
             clients = self._attribute(taken, loss_before, loss_after)
-            descent = _descent(taken)
+            # A user's loss may be NaN where its gradient is finite.
+            if math.isfinite(loss_before) and math.isfinite(loss_after):
+                descent = _descent(taken)
         return RoundAttribution(taken.server_round, loss_before, loss_after, clients, descent)
 
     def _attribute(
