@@ -66,9 +66,10 @@ class ClientTable:
     def write(self, client_ids: Sequence[int], **columns: object) -> None:
         """Write values ``[m]`` of these clients into columns; clients without a row get one.
 
-        The client ids have to be distinct.
+        If a client is listed twice, its last values count.
         """
-        self._add([client_id for client_id in client_ids if client_id not in self._rows])
+        distinct = dict.fromkeys(client_ids)
+        self._add([client_id for client_id in distinct if client_id not in self._rows])
         rows = [self._rows[client_id] for client_id in client_ids]
         for name, values in columns.items():
             self._columns[name][rows] = np.asarray(values, dtype=np.float64)

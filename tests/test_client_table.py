@@ -38,6 +38,14 @@ def test_it_holds_what_a_dict_would_before_and_after_a_checkpoint(rounds):
         ]
 
 
+def test_a_client_that_is_listed_twice_has_one_row():
+    table = ClientTable(score=0.0)
+    table.write([7, 7], score=[0.1, 0.2])
+    table.write([8], score=[0.3])
+    assert table.client_ids == [7, 8]
+    assert table.read([7, 8], "score").tolist() == [0.2, 0.3]
+
+
 def test_later_rounds_do_not_change_a_state():
     table = ClientTable(score=0.0)
     table.write([1, 2], score=[0.1, 0.2])
