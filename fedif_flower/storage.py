@@ -90,7 +90,8 @@ def remove_leftovers(path: Path) -> None:
 
     The name of ``path`` may be a pattern, such as ``round-*``.
     """
-    for leftover in path.parent.glob(f".{path.name}.*"):
+    digits = 8 * "[0-9a-f]"
+    for leftover in path.parent.glob(f".{path.name}.{digits}"):
         if leftover.is_dir():
             shutil.rmtree(leftover)
         else:
@@ -169,7 +170,19 @@ def write_private(path: Path, content: bytes) -> None:
         If the file cannot be written, or exists already.
     """
     make_folder(path.parent)
-    _write(path, content, 0o600, os.link)  # Unlike a rename, a link replaces no existing file.
+    _write(path, content, 0o600, _place_new)
+
+
+def _place_new(temporary: Path, path: Path) -> None:
+    """Rename a file to a path at which there is none; raise FileExistsError if there is one."""
+    try:
+        os.link(temporary, path)  # Unlike a rename, a link replaces no existing file.
+    except FileExistsError:
+        raise
+    except OSError:
+        # The file system has no links, such as exFAT. An empty file takes the name first.
+        path.touch(mode=0o600, exist_ok=False)
+        temporary.replace(path)
 
 
 def make_private(path: Path, content: bytes) -> None:

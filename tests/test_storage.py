@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fedif_consortium.statement.manifest import put_folder
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.foreign import parse_json, read_toml, read_whole
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.storage import cache_root, write_atomically
+from fedif_flower.storage import cache_root, remove_leftovers, write_atomically, write_private
 
 
 def test_cache_root_prefers_argument_then_xdg_then_home(tmp_path, monkeypatch):
@@ -36,6 +37,33 @@ def test_write_atomically_replaces_all_or_nothing(tmp_path: Path) -> None:
 def test_what_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"^cannot write .*/none/file: No such file"):
         write_atomically(tmp_path / "none" / "file", b"content")
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_private_file_replaces_none(tmp_path, monkeypatch, has_links):
+    """Some file systems, such as exFAT, have no links."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "key"
+    write_private(path, b"secret")
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(StorageError, match="File exists"):
+        write_private(path, b"another")
+    assert path.read_bytes() == b"secret"
+    assert [p.name for p in tmp_path.iterdir()] == ["key"]
+
+
+def test_hidden_files_that_are_none_of_ours_stay(tmp_path):
+    """An editor's, say, that has the file open."""
+    names = [".report.md.swp", ".report.md.0123abcd.swp", ".report.md.0123abcd"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+    remove_leftovers(tmp_path / "report.md")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(names[:2])
 
 
 def test_a_pipe_is_no_file(tmp_path):
