@@ -12,11 +12,12 @@ from typing import Any
 def ended_as_interrupted() -> Iterator[None]:
     """Let SIGTERM and SIGHUP do what Ctrl-C does within the context: raise KeyboardInterrupt.
 
-    A signal that is ignored stays ignored: with ``nohup``, a program is to outlive its terminal.
+    A signal that is ignored stays ignored: with ``nohup``, a program is to outlive its terminal. A
+    handler that was not set from Python stays as well, since it could not be put back.
     """
     handlers_before: dict[signal.Signals, Any] = {}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):
             handlers_before[number] = signal.signal(number, signal.default_int_handler)
     try:
         yield
