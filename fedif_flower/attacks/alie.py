@@ -19,7 +19,7 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
     r"""Return the largest z at which enough honest clients lie further out than the attackers.
 
     .. math::
-        z = \Phi^{-1}\!\left(\frac{n - m - s}{n - m}\right), \quad
+        z = \max\!\left(0, \Phi^{-1}\!\left(\frac{n - m - s}{n - m}\right)\right), \quad
         s = \lfloor n / 2 + 1 \rfloor - m
 
     with :math:`\Phi` the cumulative distribution function of the standard normal. Together with s
@@ -42,7 +42,7 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
     share = (honest - supporters) / honest
     if share <= 0:
         return 0.0
-    return NormalDist().inv_cdf(share)
+    return max(NormalDist().inv_cdf(share), 0.0)
 
 
 @dataclass

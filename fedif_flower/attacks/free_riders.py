@@ -29,7 +29,8 @@ def last_step(own: ClientRound) -> Tensor:
     received = own.received
     memory = own.memory
     before = memory.get(_RECEIVED, received).to(received.device)
-    rounds = own.server_round - int(memory.get(_ROUND, 0))
+    # At least 1: a round may be run again.
+    rounds = max(own.server_round - int(memory.get(_ROUND, 0)), 1)
     memory[_RECEIVED] = received.clone()
     # An integer tensor: a float in half precision would round large numbers.
     memory[_ROUND] = torch.tensor(own.server_round)

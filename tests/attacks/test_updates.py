@@ -94,6 +94,8 @@ def test_the_last_global_step_is_sent_again(dtype):
     # Two rounds later the model is [+3, -1] further: [1.5, -0.5] a round.
     assert sent(2, [4.0, 1.0], 261) == [4 + 3, 1 - 1]
     assert sent(1, [5.0, 1.0], 262) == [6, 1]
+    # A round that is run again has made no step since.
+    assert sent(1, [5.0, 1.0], 262) == [5, 1]
 
 
 THREE = [[0.0, 1.0], [2.0, 1.0], [4.0, 4.0]]  # mean [2, 2], std [sqrt(8/3), sqrt(2)]
@@ -150,6 +152,7 @@ def test_the_shift_leaves_a_majority_further_out():
     assert largest_shift(50, 10) == pytest.approx(0.2533471, abs=1e-6)
     assert largest_shift(10, 2) == 0  # half of the honest ones are asked for
     assert largest_shift(4, 3) == 0  # a majority already, and one honest client
+    assert largest_shift(10, 1) == 0  # 5 of 9 are asked for: more than half lie further out
 
     # Without a given shift it follows from the share: Phi(z) = 0.5 / (1 - share). Mean 1, std 1.
     assert float(sent_by(Alie(0.4), [[0.0], [2.0]])[0]) == pytest.approx(1 - 0.96742, abs=1e-3)
