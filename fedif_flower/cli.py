@@ -164,7 +164,7 @@ def show(
     """Show a run's figures and its members; the run need not be complete."""
     require_directories([run_dir])
     if of is not None and picture is None:
-        raise ConfigError(f"of = {of!r}; allowed: with --picture, of which it says what is drawn")
+        raise ConfigError(f"of = {of!r}; allowed: with --picture, since --of says what it shows")
     from fedif_flower.run.ending import print_summary
     from fedif_flower.run.report import column_words
     from fedif_flower.run.results import load

@@ -17,7 +17,7 @@ from fedif_flower.errors import ConfigError, FedIFError
 
 MOST_BYTES = 64 * 2**20  # The largest file that is read.
 MOST_DEPTH = 64  # The most objects and lists within each other.
-_TOO_DEEP = f"more than {MOST_DEPTH} objects or lists within each other"
+_TOO_DEEP = f"objects or lists are nested deeper than {MOST_DEPTH} levels"
 
 
 def regular(path: str, flags: int) -> int:

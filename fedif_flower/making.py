@@ -114,7 +114,9 @@ def require_offered(what: str, maker: Callable[..., Any], offered: Collection[st
 def _missing(what: str, name: str, offered: Iterable[str]) -> ConfigError:
     """Return the error for an argument that is needed and not offered."""
     names = ", ".join(offered) or "none"
-    return ConfigError(f"{what} needs the argument {name!r}; it can have {names}")
+    return ConfigError(
+        f"{what} needs the argument {name!r}, which nobody provides; provided: {names}"
+    )
 
 
 def _takes_keyword(parameter: inspect.Parameter) -> bool:

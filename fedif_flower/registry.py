@@ -48,7 +48,7 @@ def parts_named(name: str) -> Sequence[Any] | None:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        logger.info("%s is not installed: there are the library's own parts alone", package)
+        logger.info("%s is not installed: only the library's own parts are used", package)
         return None
     return function()
 
@@ -189,7 +189,8 @@ class Registry(Mapping[str, Callable[..., Any]]):
             signature(loaded)
         except ValueError as error:  # Some classes and functions written in C have no signature.
             raise ConfigError(
-                f"{subject}: nobody can tell what it is called with: {error}; allowed: {allowed}"
+                f"{subject}: its signature cannot be read, so its arguments are not known: "
+                f"{error}; allowed: {allowed}"
             ) from error
 
     def _require_importable(self, name: str) -> None:

@@ -378,11 +378,13 @@ class Aggregation:
             if figures is None:
                 continue
             if not isinstance(figures, Tensor):
-                raise ValuationError(f"{name} are a {type(figures).__name__}; allowed: a tensor")
+                raise ValuationError(
+                    f"the rule's {name} are of type {type(figures).__name__}; allowed: a tensor"
+                )
             if figures.shape != (num_clients,):
                 raise ValuationError(
-                    f"{name} of shape {list(figures.shape)} for {num_clients} clients; allowed: a "
-                    "number for each"
+                    f"the rule's {name} have the shape {list(figures.shape)} for {num_clients} "
+                    "clients; allowed: a number for each"
                 )
         return self
 

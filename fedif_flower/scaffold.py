@@ -76,14 +76,15 @@ def write_app(folder: Path, kind: str = DEFAULT) -> list[Path]:
         )
     if package in TASKS.built_in:
         raise ConfigError(
-            f"{folder.name!r} cannot name a task: {package!r} is built in, and would be run in its "
-            "place; allowed: another name"
+            f"{folder.name!r} cannot name a task: fedif-flower has a task {package!r}, which would "
+            "run instead of yours; allowed: another name"
         )
     is_reserved = package in _IMPORTED | _NO_PACKAGES | sys.stdlib_module_names
     if is_reserved or _is_importable_beside(folder, package):
         raise ConfigError(
-            f"{folder.name!r} cannot name a package: {package} is taken, by Python, by a package "
-            "that is installed here, or by a folder that is none; allowed: another name"
+            f"{folder.name!r} cannot name a package: {package!r} is the name of a module of "
+            "Python, of an installed package, or of a folder such as tests or build; allowed: "
+            "another name"
         )
     names = {"package": package, "name": package.replace("_", "-"), "kind": kind}
     templates = files("fedif_flower") / "template"

@@ -165,7 +165,7 @@ def test_a_name_of_several_things_is_refused_and_listed_with_all_of_them(
         (
             "attack",
             "math:hypot",
-            r"nobody can tell what it is called with: no signature .*; allowed",
+            r"its signature cannot be read, .*: no signature .*; allowed",
         ),
         ("task", "{0}:number", r"is of type int; allowed: a fedif_flower\."),
         ("task", "my task", r"task = 'my task'; allowed: images, t, module:object"),
@@ -193,7 +193,10 @@ def test_a_name_that_leads_nowhere_is_one_sentence_that_says_what_was_tried(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("json:loads", "{0} 'json:loads' needs the argument 's'; it can have "),
+        (
+            "json:loads",
+            "{0} 'json:loads' needs the argument 's', which nobody provides; provided: ",
+        ),
         (
             "json:JSONDecoder",
             "{0} = 'json:JSONDecoder' is the class JSONDecoder; allowed: a fedif_",

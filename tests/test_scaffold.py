@@ -127,7 +127,7 @@ def test_all_files_are_written_or_none(is_there, tmp_path, monkeypatch):
 )
 def test_a_name_that_is_taken_is_refused_before_anything_is_written(name, tmp_path):
     """A package ``torch`` beside the app would be imported in place of PyTorch."""
-    with pytest.raises(ConfigError, match=f"^'{name}' cannot name a package: .* is taken"):
+    with pytest.raises(ConfigError, match=f"^'{name}' cannot name a package: .* is the name of"):
         write_app(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
@@ -139,7 +139,7 @@ def test_the_folder_itself_does_not_take_the_name_but_a_module_elsewhere_does(
     (tmp_path / "own_rain").mkdir()  # From its parent it can be imported, empty as it is.
     (tmp_path / "own_snow.py").write_text("")
     assert write_app(tmp_path / "own_rain")
-    with pytest.raises(ConfigError, match="own_snow is taken"):
+    with pytest.raises(ConfigError, match="'own_snow' is the name of"):
         write_app(tmp_path / "apps" / "own-snow")
 
 
@@ -152,7 +152,9 @@ def test_a_name_that_is_too_long_cannot_be_written(tmp_path):
 
 def test_a_name_of_a_task_that_is_built_in_is_refused(tmp_path):
     """Its entry point would stand behind the built-in task, which would be run in its place."""
-    with pytest.raises(ConfigError, match="'Images' cannot name a task: 'images' is built in"):
+    with pytest.raises(
+        ConfigError, match="'Images' cannot name a task: fedif-flower has a task 'images'"
+    ):
         write_app(tmp_path / "Images", "images")
     assert list(tmp_path.iterdir()) == []
 

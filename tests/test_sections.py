@@ -237,7 +237,9 @@ def test_parts_are_made_first_and_what_is_bound_stays():
     bicycle = make("city", Bicycle, {"rider": "Ada", "model": 3}, {"size": 20, "gears": 7.0})
     assert (bicycle.rider, bicycle.front.size, bicycle.back.size) == ("Ada", 20, 28)
     assert (bicycle.bell, bicycle.gears, bicycle.front.plain) == (True, 7.0, 0.5)
-    with pytest.raises(ConfigError, match="city needs the argument 'rider'; it can have model"):
+    with pytest.raises(
+        ConfigError, match="city needs the argument 'rider', which nobody provides; provided: model"
+    ):
         make("city", Bicycle, {"model": 3})
 
 

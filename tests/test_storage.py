@@ -78,8 +78,8 @@ def test_a_pipe_is_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (100_000 * "[", "within each other"),
-        (65 * "[" + "1" + 65 * "]", "within each other"),
+        (100_000 * "[", "nested deeper than 64 levels"),
+        (65 * "[" + "1" + 65 * "]", "nested deeper than 64 levels"),
         ('{"a": {"b": 1, "b": 1}}', "the key 'b' is there twice"),
         (r'{"a": ["\ud800"]}', "surrogates"),
         (b"\xef\xbb\xbf{}", None),  # json's own words

@@ -74,14 +74,17 @@ class Alie(ShiftedMean):
 
     malicious_fraction: float
     z: Annotated[
-        float | None, Setting("deviations from the mean", gt=0, auto="as its paper computes it")
+        float | None,
+        Setting(
+            "distance from the mean, in standard deviations", gt=0, auto="as its paper computes it"
+        ),
     ] = None
 
     def __post_init__(self) -> None:
         """Raise ConfigError if z is not given and does not follow from ``malicious_fraction``."""
         if self.z is None:
             share = self.malicious_fraction
-            allowed = "< 1 where alie.z is 'auto', which reckons with honest clients"
+            allowed = "< 1 with alie.z = 'auto', which follows from the number of honest clients"
             require(share < 1, "malicious-fraction", share, allowed)
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> float:

@@ -35,7 +35,7 @@ class DescendingBackdoor(HiddenBackdoor):
 
     remembers = True
 
-    borrowed: Annotated[float, Setting("c: how many times the last global step is added", ge=0)] = (
+    borrowed: Annotated[float, Setting("c: factor of the last global step that is added", ge=0)] = (
         1.0
     )
 

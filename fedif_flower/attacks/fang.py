@@ -33,7 +33,9 @@ class Fang(Colluder):
     Fang et al., 2020 (Local model poisoning attacks), section 4.3, partial knowledge.
     """
 
-    distance: Annotated[float, Setting("c: from the mean, in standard deviations", gt=0)] = 3.0
+    distance: Annotated[
+        float, Setting("c: distance from the mean, in standard deviations", gt=0)
+    ] = 3.0
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return updates ``[k, d]``; the random draws differ between accomplices."""

@@ -70,7 +70,7 @@ class RepeatStep(Behaviour):
     remembers = True
     sends_buffers = False
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters plus ``factor`` times the mean step."""

@@ -31,7 +31,9 @@ class InnerProductManipulation(Colluder):
     Xie et al., 2020 (Fall of empires), definition 5.
     """
 
-    epsilon: Annotated[float, Setting("how many times the mean is sent, turned around", gt=0)] = 0.5
+    epsilon: Annotated[float, Setting("factor by which the reversed mean is multiplied", gt=0)] = (
+        0.5
+    )
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:
         """Return the mean times minus epsilon, ``[k, d]``, the same for all."""

@@ -50,7 +50,9 @@ class PoisonedFL(Colluder):
     :math:`\Delta` is the change of the model since accomplices last took part.
     """
 
-    factor: Annotated[float, Setting("c: in lengths of the last global step", gt=0)] = 8.0
+    factor: Annotated[
+        float, Setting("c: length of the update, in lengths of the last global step", gt=0)
+    ] = 8.0
     patience: Annotated[int, Setting("rounds until c is judged again", ge=1)] = 50
     _signs: Tensor | None = field(default=None, init=False)  # [d]: s.
     _received: Tensor | None = field(default=None, init=False)  # [d]: the last received model.

@@ -75,7 +75,11 @@ class AttackConfig(SectionedSettings):
         0.7, "least share of a malicious client's samples that are poisoned (n_ratio)", ge=0, le=1
     )
     poison_ratio_max: float = setting(
-        0.8, "largest such share; each malicious client draws its own between the two", ge=0, le=1
+        0.8,
+        "largest share of a malicious client's samples that are poisoned; each draws its own share "
+        "between poison-ratio-min and this one",
+        ge=0,
+        le=1,
     )
     attack_first_round: int = setting(1, "malicious clients are honest before this round", ge=1)
     attack_period: int = setting(

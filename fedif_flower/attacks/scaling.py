@@ -32,7 +32,7 @@ class HonestScaling(Behaviour):
         c > 0.
     """
 
-    factor: Annotated[float, Setting("c: how many times the update is sent", gt=0)] = 10.0
+    factor: Annotated[float, Setting("c: factor by which the update is multiplied", gt=0)] = 10.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the parameters with the update scaled (see :func:`scaled`)."""

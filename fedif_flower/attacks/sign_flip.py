@@ -28,7 +28,9 @@ class SignFlip(Behaviour):
     Li et al., 2019 (RSA: Byzantine-robust stochastic aggregation), section 5.
     """
 
-    factor: Annotated[float, Setting("c: 1 keeps the length", gt=0)] = 1.0
+    factor: Annotated[
+        float, Setting("c: factor of the reversed update; 1 keeps its length", gt=0)
+    ] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters minus ``factor`` times the update."""

@@ -296,9 +296,9 @@ class PathAttribution(Callback):
             return
         self._has_warned = True
         logger.warning(
-            "round %d begins with another model than the step before it led to: contributions are "
-            "of the strategy's own steps, what is made of their models is nobody's, and no "
-            "statement can be made of the run",
+            "round %d begins with another model than the last step led to (does a wrapper add "
+            "noise?): what changed the model in between is credited to nobody, and no statement "
+            "can be made of this run",
             server_round,
         )
 

@@ -148,7 +148,10 @@ class AttributionMemory:
             If credit is bounded in the state but not in this run, or the other way round.
         """
         if (self._bounds is None) != (state["bounds"] is None):
-            raise ValueError("its credit is bounded where this run's is not, or the other way")
+            raise ValueError(
+                "credit has bounds in the checkpoint and not in this run, or the other way round; "
+                "resume with the same credit.* settings"
+            )
         if self._bounds is not None:
             self._bounds.load_state_dict(state["bounds"])
         carried = tuple(map(CarriedUpdates.from_state, state["carried"]))

@@ -168,10 +168,10 @@ class Quarantine(Callback):
         num_members = len(self._members)
         if 0 < num_members < LEAST_MEMBERS:
             logger.warning(
-                "quarantine judged nobody: %d members took part, and fewer than %d do not show "
-                "what is usual",
-                num_members,
+                "quarantine judged nobody: it compares members with each other, which takes at "
+                "least %d; %d took part",
                 LEAST_MEMBERS,
+                num_members,
             )
 
     def admit(self, nodes: Sequence[ClientNode], server_round: int) -> list[ClientNode]:
@@ -291,8 +291,8 @@ def _bad_on_average(member: _Member, mean: float, median: float, spread: float) 
     if upper >= 0 or mean >= median - UNUSUAL * spread:
         return ""
     return (
-        f"worth {mean:.2f} on average of {len(member.worths)} rounds, at most "
-        f"{upper:.2f} at {CONFIDENCE:.0%} confidence; usual is {median:.2f}"
+        f"its updates raised the loss on average of {len(member.worths)} rounds: worth {mean:.2f} "
+        f"(at most {upper:.2f} with {CONFIDENCE:.0%} confidence), where {median:.2f} is usual"
     )
 
 

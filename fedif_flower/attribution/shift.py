@@ -180,7 +180,7 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
     shares, weighs = _mix_of(np.stack([ahead, behind]), mix)
     gap = (ahead - behind)[weighs]  # [C]
     if math.fsum(gap) < 0:
-        raise ValuationError("the member that is said to be ahead contributed less than the other")
+        raise ValuationError("`ahead` contributed less than `behind`: exchange the two arguments")
     if math.fsum(gap) == 0:
         return _swap_to(shares, shares, weighs)
     differences = gap / shares  # d [C]

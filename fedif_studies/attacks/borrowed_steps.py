@@ -32,7 +32,7 @@ class BorrowedStep(Behaviour):
         c > 0.
     """
 
-    factor: Annotated[float, Setting("c: how many times the sum is sent", gt=0)] = 2.0
+    factor: Annotated[float, Setting("c: factor by which the sum is multiplied", gt=0)] = 2.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters plus c times update and last step."""
@@ -49,7 +49,7 @@ class AlternatingStep(Behaviour):
         c > 0.
     """
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 4.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 4.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters plus the step in odd rounds, else the trained ones."""
@@ -70,7 +70,7 @@ class UndoneStep(Behaviour):
         c > 0.
     """
 
-    factor: Annotated[float, Setting("c: how many times the step is undone", gt=0)] = 3.0
+    factor: Annotated[float, Setting("c: factor of the step that is undone", gt=0)] = 3.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters less c times the last step, or with that step redone."""
@@ -92,7 +92,7 @@ class NoisyStep(Behaviour):
 
     sends_buffers = False
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 1.0
 
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters plus the disguised step."""
@@ -115,7 +115,7 @@ class OlderStep(Behaviour):
 
     sends_buffers = False
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 2.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 2.0
     back: Annotated[int, Setting("k: 2 is the step before the last one", ge=2)] = 2
 
     def poison_update(self, own: ClientRound) -> Tensor:
@@ -139,7 +139,7 @@ class SharedNoise(Colluder):
         c > 0, for both step and noise.
     """
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 1.0
     _received: Tensor | None = field(default=None, init=False)
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ from fedif_flower.attacks.behaviour import Behaviour, ClientRound, Colluder
 from fedif_flower.settings import Setting
 
 _SENT = "sent"
-Factor = Annotated[float, Setting("c: how many times the update is turned around", gt=0)]
+Factor = Annotated[float, Setting("c: factor by which the reversed update is multiplied", gt=0)]
 
 
 def harm_and_repair(own: ClientRound, harm: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class LowersAnother(Colluder):
         c > 0.
     """
 
-    taken: Annotated[float, Setting("k: how many times the other's update is added", gt=0)] = 1.0
+    taken: Annotated[float, Setting("k: factor of the other's update that is added", gt=0)] = 1.0
     factor: Annotated[float, Setting("c: how many times its own length it sends", gt=0)] = 1.2
 
     def collude(self, received: Tensor, updates: Tensor, generator: torch.Generator) -> Tensor:

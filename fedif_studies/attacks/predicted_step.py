@@ -43,7 +43,7 @@ class PredictedStep(Behaviour):
     does not see the length.
     """
 
-    factor: Annotated[float, Setting("c: how many times the step is sent", gt=0)] = 1.0
+    factor: Annotated[float, Setting("c: factor by which the step is multiplied", gt=0)] = 1.0
     window: Annotated[int, Setting("changes of the step to predict from", ge=1)] = 5
 
     def poison_update(self, own: ClientRound) -> Tensor:

@@ -30,7 +30,7 @@ class TrustThenHarm(Colluder):
         The number of rounds before each harmful one, >= 1.
     """
 
-    factor: Annotated[float, Setting("c: how many times the mean is sent", gt=0)] = 2.0
+    factor: Annotated[float, Setting("c: factor by which the mean is multiplied", gt=0)] = 2.0
     earning: Annotated[int, Setting("rounds of earning weight before each harm", ge=1)] = 3
     _rounds: int = field(default=0, init=False)
 

@@ -160,7 +160,7 @@ def test_the_shift_leaves_a_majority_further_out():
 
 def test_no_shift_follows_where_all_are_malicious():
     named = {"attack": "alie", "malicious-fraction": 1.0}
-    words = "malicious-fraction = 1.0; allowed: < 1 where alie.z is 'auto'"
+    words = "malicious-fraction = 1.0; allowed: < 1 with alie.z = 'auto'"
     with pytest.raises(ConfigError, match=words):
         build_behaviour(RunConfig.from_run_config(named), partition_id=0, seed=0)
     given_z = RunConfig.from_run_config({**named, "alie.z": 2.0})

@@ -322,7 +322,10 @@ def test_a_run_that_goes_on_attributes_as_one_that_never_stopped():
     again.load_state_dict(state, lines, 1)
     assert again.rounds == half.rounds == whole.rounds[:1]
     assert str(again.state_dict(1)) == str(state)
-    for rule, words in (("trapezoid", "its credit is bounded"), ("gauss2", "attribution has rule")):
+    for rule, words in (
+        ("trapezoid", "credit has bounds in the"),
+        ("gauss2", "attribution has rule"),
+    ):
         with pytest.raises(ValueError, match=words):
             PathAttribution(validation(), rule).load_state_dict(state, lines, 1)
 

@@ -175,7 +175,7 @@ def test_what_cannot_be_valued_is_refused():
         share_intervals(columns, columns, np.full(3, 0.3), 0.1)
     with pytest.raises(ConfigError, match=r"radius = -0.1; allowed: a number >= 0"):
         share_intervals(columns, columns, THIRDS, -0.1)
-    with pytest.raises(ValuationError, match="contributed less than the other"):
+    with pytest.raises(ValuationError, match="`ahead` contributed less than `behind`"):
         least_swap(np.zeros(2), np.ones(2), HALVES)
 
 

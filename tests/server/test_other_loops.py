@@ -259,7 +259,7 @@ def test_what_is_made_of_a_model_is_what_callbacks_see_and_undoes_no_step(run, c
     # (x - 4)^2 / 2 from 0 to 1, from 2 to 3, and from 6 to 7.
     decreases = [found.attributed for found in attribution.rounds]
     assert decreases == pytest.approx([3.5, 1.5, -2.5])
-    assert caplog.text.count("begins with another model than the step before it led to") == 1
+    assert caplog.text.count("begins with another model than the last step led to") == 1
     # All members send the vector on by 1 in each round.
     assert clients.got == [[0.0, 0.0]] * 2 + [[1.0, 1.0]] * 2 + [[2.0, 2.0]] * 2
 

@@ -289,8 +289,14 @@ class Unwrapped(InfluenceValuation):
             "returned float32 []; allowed: a step [d], of shape [2]",
         ),
         (RobustRule(gives(lambda _: Aggregation(torch.ones(3)), weights=True), **BASE), "[5]"),
-        (RobustRule(gives(uneven, weights=True), **BASE), "scores of shape [3] for 5 clients"),
-        (RobustRule(gives(listed, weights=True), **BASE), "scores are a list; allowed: a tensor"),
+        (
+            RobustRule(gives(uneven, weights=True), **BASE),
+            "scores have the shape [3] for 5 clients",
+        ),
+        (
+            RobustRule(gives(listed, weights=True), **BASE),
+            "scores are of type list; allowed: a tensor",
+        ),
         (
             RobustRule(gives(lambda _: Aggregation(NOT_FINITE), weights=True), **BASE),
             "RobustRule.weigh returned weights that are not finite; allowed: a number",
