@@ -12,7 +12,7 @@ from fedif_flower.cli import Config
 
 if TYPE_CHECKING:
     from fedif_consortium.federation.node import NodeFolder
-    from fedif_consortium.member.inspection import Line
+    from fedif_consortium.member.inspection import InspectedExample
 
 node_cli = typer.Typer(
     name="node",
@@ -188,7 +188,7 @@ def inspect(
     rounds = map(read_kept, paths)  # Lazy, so that one round at a time is in memory.
     lines = inspection.inspect_examples(member_task, data, rounds, files, device)
     make_folder(output.absolute().parent)
-    write_atomically(output, csv_text([inspection.Line._fields, *lines]), 0o600)
+    write_atomically(output, csv_text([inspection.InspectedExample._fields, *lines]), 0o600)
     ResultTable.of_records([_row_of(line) for line in lines[:show]]).print(Console())
     typer.echo(
         f"{len(lines)} examples, by the model of {len(paths)} rounds. The first labels "
@@ -198,7 +198,7 @@ def inspect(
     )
 
 
-def _row_of(line: Line) -> dict[str, Any]:
+def _row_of(line: InspectedExample) -> dict[str, Any]:
     """Return the cells that are shown of an example, by column."""
     from fedif_flower.messages.text import printable
 

@@ -52,7 +52,7 @@ RUN_ID = re.compile(r"[0-9a-f]{32}")
 logger = logging.getLogger(__name__)
 
 
-class _Memory(BaseModel):
+class _ReceiptMemory(BaseModel):
     """What a node remembers of a run.
 
     Attributes
@@ -103,19 +103,19 @@ class ReceiptKeeper:
             self._folder = Path(node.receipts_dir).expanduser().absolute() / run
         self._memory = self._remembered()
 
-    def _remembered(self) -> _Memory:
+    def _remembered(self) -> _ReceiptMemory:
         """Return the node's memory of the run, from its state or else from the run's folder."""
         record = self._state.get(self._key)
         if isinstance(record, ConfigRecord):
-            return _Memory.model_validate_json(str(record["memory"]))
+            return _ReceiptMemory.model_validate_json(str(record["memory"]))
         if self._folder is None or not (self._folder / _MEMORY).exists():
-            return _Memory()
+            return _ReceiptMemory()
         try:
-            return _Memory.model_validate_json((self._folder / _MEMORY).read_bytes())
+            return _ReceiptMemory.model_validate_json((self._folder / _MEMORY).read_bytes())
         except (OSError, ValueError) as error:
             words = "%s cannot be read; what the server tells next is compared with nothing: %s"
             logger.warning(words, self._folder / _MEMORY, printable(str(error), 200))
-            return _Memory()
+            return _ReceiptMemory()
 
     @property
     def last_root(self) -> bytes:
@@ -207,7 +207,7 @@ class ReceiptKeeper:
         self._write(f"sent-{server_round:06d}-{sent.hex()[:8]}-{agreed.attempt}.json", content)
         self._save()
 
-    def _judge(self, rounds: Sequence[ToldRound]) -> tuple[str, _Memory]:
+    def _judge(self, rounds: Sequence[ToldRound]) -> tuple[str, _ReceiptMemory]:
         """Return why rounds do not continue what was told before, and the new memory.
 
         The reason is empty if they do.

@@ -18,7 +18,7 @@ from fedif_consortium.federation.records import (
     Answer,
     FederationFolder,
     Invitation,
-    Member,
+    MemberRecord,
     key_fingerprint,
 )
 from fedif_consortium.federation.removals import (
@@ -54,7 +54,7 @@ def invite(folder: FederationFolder, name: str) -> Path:
     with exclusive_lock(folder.lock):
         members = folder.members()
         number = 1 + max((member.number for member in members.values()), default=-1)
-        member = members.get(name) or Member(name=name, number=number, invited=_now())
+        member = members.get(name) or MemberRecord(name=name, number=number, invited=_now())
         if name not in members:
             # No statement could be made of a run with two names that read alike. Removed members
             # count too, since they stay in their runs' statements.
@@ -77,7 +77,7 @@ def invite(folder: FederationFolder, name: str) -> Path:
     return path
 
 
-def add(folder: FederationFolder, file: Path, flower: Flower) -> Member:
+def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
     """Register a member by its answer to an invitation; return its record.
 
     A member that the SuperLink has is kept. One that it has lost, as with its database, gets
@@ -213,7 +213,9 @@ def _removed_keys(folder: FederationFolder) -> set[str]:
     return ids
 
 
-def _apply_removals(folder: FederationFolder, member: Member, removals: list[Removal]) -> None:
+def _apply_removals(
+    folder: FederationFolder, member: MemberRecord, removals: list[Removal]
+) -> None:
     """Mark a member as removed if the list says so; warn if the list has only its present key.
 
     ``removals`` are the entries of the list for this member and its keys.
@@ -234,7 +236,7 @@ def _apply_removals(folder: FederationFolder, member: Member, removals: list[Rem
             )
 
 
-def _note_keys(folder: FederationFolder, member: Member) -> None:
+def _note_keys(folder: FederationFolder, member: MemberRecord) -> None:
     """Add to the list the keys of a member that are no longer let in, by its record.
 
     Raises
@@ -251,7 +253,7 @@ def _note_keys(folder: FederationFolder, member: Member) -> None:
         note_removal(folder.removals, removal_of(member.name, member.key, member.removed))
 
 
-def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
+def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
     """Give a member another key; it keeps its number, its node and its score. Return its record.
 
     The earlier key is no longer let in. Its file stays where ``fedif verify --members`` finds it,
@@ -301,7 +303,7 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> Member:
     return member
 
 
-def _is_rekeyed(folder: FederationFolder, member: Member) -> bool:
+def _is_rekeyed(folder: FederationFolder, member: MemberRecord) -> bool:
     """Return whether a change of key is complete: in the files of all keys, and in the list."""
     # The present key has number 0, and the first one number 1.
     for number, key in enumerate([member.key, *member.earlier_keys]):
@@ -360,7 +362,7 @@ def tell_what_stays(folder: FederationFolder, name: str) -> None:
             )
 
 
-def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
+def _runs_of(folder: FederationFolder, member: MemberRecord) -> list[RunFolder]:
     """Return the runs, and earlier attempts, in this folder whose records name a member's nodes."""
     if not member.node_id:
         return []
@@ -376,7 +378,7 @@ def _runs_of(folder: FederationFolder, member: Member) -> list[RunFolder]:
     return runs
 
 
-def _client_ids(run: RunFolder, member: Member) -> set[str]:
+def _client_ids(run: RunFolder, member: MemberRecord) -> set[str]:
     """Return the ids that a member may have in a run's records: its node's, and those of its name.
 
     Before the SuperLink's database was lost, it was another node.
@@ -393,14 +395,14 @@ def _runs_folder(folder: FederationFolder) -> Path:
     return folder.path / "runs"
 
 
-def _forget_page(run: RunFolder, member: Member) -> None:
+def _forget_page(run: RunFolder, member: MemberRecord) -> None:
     """Erase a member's page from those that were not delivered yet."""
     own_ids = {int(client_id) for client_id in _client_ids(run, member)}
     if take_off_queue(run, own_ids):
         typer.echo(f"erased its page from {run.undelivered.path}")
 
 
-def _member_answering(folder: FederationFolder, answer: Answer) -> Member:
+def _member_answering(folder: FederationFolder, answer: Answer) -> MemberRecord:
     """Return the member whose answer this is, if the answer's key can be registered for it.
 
     Raises
@@ -440,7 +442,7 @@ def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:
             )
 
 
-def _invited_member(folder: FederationFolder, answer: Answer) -> Member:
+def _invited_member(folder: FederationFolder, answer: Answer) -> MemberRecord:
     """Return the member whose answer this is.
 
     Raises
@@ -467,9 +469,9 @@ def _invited_member(folder: FederationFolder, answer: Answer) -> Member:
     return member
 
 
-def _with_values(member: Member, **values: Any) -> Member:
+def _with_values(member: MemberRecord, **values: Any) -> MemberRecord:
     """Return a member with other values, which are checked; they may be lists."""
-    return Member(**{**member.model_dump(), **values})
+    return MemberRecord(**{**member.model_dump(), **values})
 
 
 def _live_nodes(flower: Flower) -> set[str]:
@@ -478,13 +480,13 @@ def _live_nodes(flower: Flower) -> set[str]:
     return {node_id for node_id, node in nodes.items() if node.get("status") != "unregistered"}
 
 
-def _node_of_key(folder: FederationFolder, member: Member) -> str:
+def _node_of_key(folder: FederationFolder, member: MemberRecord) -> str:
     """Return the id of the node that is registered with a member's key; empty if there is none."""
     key = read_public_key(member.key.encode(), f"{member.name}: key")
     return node_with_key(folder.database, key)
 
 
-def _save(folder: FederationFolder, member: Member) -> None:
+def _save(folder: FederationFolder, member: MemberRecord) -> None:
     """Write a member's record, and the file of its key unless that exists."""
     text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
     files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)

@@ -70,7 +70,7 @@ class FederationSettings(Settings):
         return _from_here(self.listen)
 
 
-class Member(Settings):
+class MemberRecord(Settings):
     """The operator's record of a member, from ``members/<name>.toml``."""
 
     name: str = files.a_name("What it is called.")
@@ -156,7 +156,7 @@ class FederationFolder:
         )
         return files.read_document(self.configuration, FederationSettings, otherwise)
 
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, MemberRecord]:
         """Return the records of all members that were ever invited, by name, in order of numbers.
 
         Raises
@@ -165,9 +165,9 @@ class FederationFolder:
             If a record is malformed, has another name than its file, or two records have the same
             number.
         """
-        by_number: dict[int, Member] = {}
+        by_number: dict[int, MemberRecord] = {}
         for path in sorted((self.path / "members").glob("*.toml")):
-            member = files.read_document(path, Member)
+            member = files.read_document(path, MemberRecord)
             require(member.name == path.stem, f"{path}: name", member.name, repr(path.stem))
             other = by_number.setdefault(member.number, member)
             if other is not member:

@@ -33,7 +33,7 @@ from fedif_consortium.federation.certificates import (
     server_certificate,
 )
 from fedif_consortium.federation.flower import Flower, become, connect, to_arguments
-from fedif_consortium.federation.records import FederationFolder, FederationSettings, Member
+from fedif_consortium.federation.records import FederationFolder, FederationSettings, MemberRecord
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
@@ -356,7 +356,7 @@ def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _warnings_of_removed(
-    members: Sequence[Member], nodes: Mapping[str, Mapping[str, Any]]
+    members: Sequence[MemberRecord], nodes: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
     """Return a warning for each removed member that the SuperLink would still let in."""
     warnings = []
@@ -393,7 +393,7 @@ def _row_of_run(run: Mapping[str, Any]) -> dict[str, str]:
     return {column: str(run.get(column, "")) for column in RUN_COLUMNS}
 
 
-def _status_of(member: Member, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _status_of(member: MemberRecord, nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return a member's state by the operator's record and the SuperLink's information."""
     status = {
         "name": member.name,

@@ -37,7 +37,7 @@ NEIGHBOURS = 10  # How many neighbours of an example are compared with it.
 BATCH = 100  # The number of examples in memory at a time, with their layers' outputs.
 
 
-class Line(NamedTuple):
+class InspectedExample(NamedTuple):
     """What the published gradients say of one example.
 
     Attributes
@@ -75,7 +75,7 @@ def inspect_examples(
     rounds: Iterable[KeptGradient],
     files: Sequence[Path] = (),
     device: str = "auto",
-) -> list[Line]:
+) -> list[InspectedExample]:
     """Return what the published gradients say of each example, the largest loss first.
 
     Parameters
@@ -141,7 +141,7 @@ def _lines(
     files: Sequence[Path],
     labels: Tensor | None,
     agreement: Tensor | None,
-) -> list[Line]:
+) -> list[InspectedExample]:
     """Return a line for each of the n examples, the largest loss first."""
     file_names = [""] * len(loss)
     if files:
@@ -154,7 +154,7 @@ def _lines(
         agreements = agreement.tolist()
     examples = (-loss).argsort(stable=True).tolist()
     return [
-        Line(
+        InspectedExample(
             rank=rank,
             example=example,
             file=file_names[example],

@@ -221,7 +221,7 @@ class _Counted:
 
 
 @dataclass(frozen=True)
-class _Gain:
+class _AccountGain:
     """What the model gained; :class:`Account` has and describes the same attributes."""
 
     decrease: float | None
@@ -345,7 +345,7 @@ def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
     )
 
 
-def _gain(counted: _Counted) -> _Gain:
+def _gain(counted: _Counted) -> _AccountGain:
     """Return what the model gained."""
     since = counted.since
     used = counted.used
@@ -364,7 +364,7 @@ def _gain(counted: _Counted) -> _Gain:
     if row is not None:
         decisive_round = used.rounds[row].round
         decisive = attributed[row]
-    return _Gain(
+    return _AccountGain(
         decrease=decrease,
         attributed=math.fsum(attributed),
         remainder=used.remainder,

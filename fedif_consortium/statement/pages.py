@@ -41,7 +41,7 @@ CREDIT_BOUNDS: Mapping[str, str] = {
 _OUTCOMES = ("asked", "answered", "late", "missing", "refused", "paused", "offline")
 
 
-class Scale:
+class ChartScale:
     """Maps values to places between ``start`` and ``end`` of a drawing; 0 always has a place."""
 
     def __init__(self, values: Sequence[float], start: float, end: float) -> None:
@@ -84,7 +84,7 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
     pages = {PAGE: _render_consortium(account, records, shared)}
     template = _templates().get_template("member.html.md")
     contributions = [member.contribution for member in account.members]
-    scale = Scale(contributions, 40, 680)
+    scale = ChartScale(contributions, 40, 680)
     ticks = "".join(f"M{scale(contribution)} 22V46" for contribution in contributions)
     for member in account.members:
         parts = records.parts_of[member.client_id]
@@ -96,7 +96,7 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
             scale=scale,
             ticks=ticks,
             by_round=by_round,
-            round_scale=Scale(list(contribution_in.values()), 118, 12),
+            round_scale=ChartScale(list(contribution_in.values()), 118, 12),
         )
     return pages
 
@@ -112,9 +112,9 @@ def _render_consortium(account: Account, records: RunRecords, shared: Mapping[st
     points = _points_of(records)
     return template.render(
         **shared,
-        scale=Scale(values, 5, 145),
+        scale=ChartScale(values, 5, 145),
         points=points,
-        loss_scale=Scale([loss for _, loss in points], 128, 12),
+        loss_scale=ChartScale([loss for _, loss in points], 128, 12),
     )
 
 

@@ -12,7 +12,7 @@ ROUNDING = 1e-6  # Relative to the loss: a mean of many float32 losses is accura
 
 
 @dataclass(frozen=True)
-class Descent:
+class StepDescent:
     r"""What the gradients g at both ends of a step s from the model w say about the step.
 
     Attributes
@@ -46,7 +46,7 @@ class Descent:
         return loss_after - loss_before <= self.bound() + rounding
 
 
-def descent_of(gradient_before: Tensor, gradient_after: Tensor, step: Tensor) -> Descent | None:
+def descent_of(gradient_before: Tensor, gradient_after: Tensor, step: Tensor) -> StepDescent | None:
     """Return what the gradients at both ends say about a step, ``[d]`` each.
 
     ``None`` where the slope, the smoothness or the length is not finite.
@@ -58,7 +58,7 @@ def descent_of(gradient_before: Tensor, gradient_after: Tensor, step: Tensor) ->
     smoothness = _norm(after - before) / length if length else 0.0
     if not (math.isfinite(slope) and math.isfinite(smoothness) and math.isfinite(length)):
         return None
-    return Descent(slope, smoothness, length)
+    return StepDescent(slope, smoothness, length)
 
 
 def _norm(vector: Tensor) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedif_flower.attribution.descent import Descent
+from fedif_flower.attribution.descent import StepDescent
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class RoundAttribution:
         The validation loss before and after the round; NaN where it could not be computed.
     clients : tuple of ClientAttribution
         One for each client whose updates are in the step.
-    descent : Descent, optional
+    descent : StepDescent, optional
         What the gradients at both ends of the step say; ``None``: the round took no step, or a
         figure or one of the losses is not finite.
     """
@@ -125,7 +125,7 @@ class RoundAttribution:
     loss_before: float
     loss_after: float
     clients: tuple[ClientAttribution, ...] = ()
-    descent: Descent | None = None
+    descent: StepDescent | None = None
 
     @property
     def decrease(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedif_flower.attribution.carried import CarriedUpdates, MemberKey
 from fedif_flower.attribution.credit import credited
-from fedif_flower.attribution.descent import Descent, descent_of
+from fedif_flower.attribution.descent import StepDescent, descent_of
 from fedif_flower.attribution.figures import Figures, FiguresByLoss
 from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import (
@@ -139,7 +139,7 @@ class RoundAttributor:
         """Return a round's attribution, without clients where the step cannot be attributed."""
         loss_before, loss_after = (_loss(at_model) for at_model in taken.at_models)
         clients = taken.undone
-        descent: Descent | None = None
+        descent: StepDescent | None = None
         if taken.in_step:
             clients = self._attribute(taken, loss_before, loss_after)
             # A user's loss may be NaN where its gradient is finite.
@@ -465,7 +465,7 @@ def _member_credits(
     return member_credits
 
 
-def _descent(taken: TakenRound) -> Descent | None:
+def _descent(taken: TakenRound) -> StepDescent | None:
     """Return what the gradients at both ends say about a step; ``None``: one is missing."""
     before, after = taken.at_models
     if before.exception() or after.exception():

@@ -12,7 +12,7 @@ from fedif_flower.server.nodes import most_nodes, require_enough
 from fedif_flower.server.setup import Setup
 
 
-class Drawing(Protocol):
+class DrawingStrategy(Protocol):
     """A strategy, as far as the number of members that it draws depends on it."""
 
     fraction_train: float
@@ -33,13 +33,13 @@ class Drawing(Protocol):
         ...
 
 
-def number_drawn(strategy: Drawing, num_online: int) -> int:
+def number_drawn(strategy: DrawingStrategy, num_online: int) -> int:
     """Return how many of ``num_online`` nodes a round draws, if none of them is busy or paused."""
     pace = strategy.setup.pace
     return pace.num_drawn(num_online, strategy.fraction_train, strategy.min_train_nodes)
 
 
-def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> None:
+def require_nodes(strategy: DrawingStrategy, grid: Grid, *, draws_by_itself: bool) -> None:
     """Raise ConfigError if the grid can never have enough nodes for the strategy's settings.
 
     It checks the ``min_*_nodes`` settings. It also checks that a round can get as many replies as
@@ -47,7 +47,7 @@ def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> No
 
     Parameters
     ----------
-    strategy : Drawing
+    strategy : DrawingStrategy
         The strategy whose settings are checked.
     grid : Grid
         The connection to the nodes.
@@ -63,7 +63,9 @@ def require_nodes(strategy: Drawing, grid: Grid, *, draws_by_itself: bool) -> No
     _require_enough_replies(strategy, most_nodes(grid), draws_by_itself=draws_by_itself)
 
 
-def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: bool) -> None:
+def _require_enough_replies(
+    strategy: DrawingStrategy, most: float, *, draws_by_itself: bool
+) -> None:
     """Raise ConfigError if a round can close with fewer replies than the settings need.
 
     ``most`` is the largest number of nodes that can be online; infinity if it is not known.
@@ -86,12 +88,14 @@ def _require_enough_replies(strategy: Drawing, most: float, *, draws_by_itself: 
     strategy.require_updates(replies, allowed)
 
 
-def _most_at_work(strategy: Drawing, most: int, *, draws_by_itself: bool) -> tuple[int, str]:
+def _most_at_work(
+    strategy: DrawingStrategy, most: int, *, draws_by_itself: bool
+) -> tuple[int, str]:
     """Return how many members' replies a round can await at most, and the words that explain it.
 
     Parameters
     ----------
-    strategy : Drawing
+    strategy : DrawingStrategy
         The strategy whose settings are checked.
     most : int
         The largest number of nodes that can be online.

@@ -158,14 +158,14 @@ def overrides(stage: Stage, hook: str) -> bool:
 _OPTIONS = "changed options"
 
 
-class _Memory(NamedTuple):
+class _OptimizerMemory(NamedTuple):
     """The state that an optimizer keeps between steps, and the number of steps so far."""
 
     state: Mapping[str, Any] = {}
     num_steps: int = 0
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> _Memory:
+    def from_state(cls, state: Mapping[str, Any]) -> _OptimizerMemory:
         """Return the memory that a checkpoint holds."""
         return cls(state["state"], int(state["num_steps"]))
 
@@ -188,8 +188,8 @@ class ServerOptimizer(Stage):
 
     # Whether the model's step is a sum of updates times coefficients if each round's step is one.
     keeps_coefficients = False
-    _memory = _Memory()
-    _memory_before = _Memory()  # The memory that belongs to the model before this one.
+    _memory = _OptimizerMemory()
+    _memory_before = _OptimizerMemory()  # The memory that belongs to the model before this one.
     # Whether the next step is made without memory. The memory is kept until that step is made, in
     # case the model is taken back.
     _begins_anew = False
@@ -226,14 +226,14 @@ class ServerOptimizer(Stage):
         params, state = self._stepped(before, after)
         num_steps = self._active_memory.num_steps + 1
         self._memory_before = self._memory
-        self._memory = _Memory(state, num_steps)
+        self._memory = _OptimizerMemory(state, num_steps)
         self._begins_anew = False
         return params
 
     @property
-    def _active_memory(self) -> _Memory:
+    def _active_memory(self) -> _OptimizerMemory:
         """The memory that the next step starts from."""
-        return _Memory() if self._begins_anew else self._memory
+        return _OptimizerMemory() if self._begins_anew else self._memory
 
     @contextmanager
     def anew(self) -> Iterator[None]:
@@ -267,9 +267,9 @@ class ServerOptimizer(Stage):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        self._memory = _Memory.from_state(state)
+        self._memory = _OptimizerMemory.from_state(state)
         # States that earlier versions saved lack these two.
-        self._memory_before = _Memory.from_state(state.get("before", state))
+        self._memory_before = _OptimizerMemory.from_state(state.get("before", state))
         self._begins_anew = bool(state.get("begins_anew", False))
 
     def require_step(self, params: Tensor) -> None:

@@ -24,7 +24,7 @@ from fedif_flower.tasks.modules import (
     trainable_parameters,
 )
 from fedif_flower.tasks.rows import take_rows
-from fedif_flower.valuation.fit_grid import FOLDS, Grid, Way, grids, steps_of
+from fedif_flower.valuation.fit_grid import FOLDS, FitGrid, Way, grids, steps_of
 from fedif_flower.valuation.label_noise import corrected, log_chance_of_label
 from fedif_flower.valuation.validation import Validation
 
@@ -47,14 +47,14 @@ class CrossFit(NamedTuple):
     ----------
     logits : Tensor
         ``[settings, n, C]``: a setting is one correction with one number of epochs.
-    grid : Grid
+    grid : FitGrid
         The corrections and numbers of epochs that were trained.
     is_reduced : bool
         Whether that is less than the whole grid, which would have taken too long.
     """
 
     logits: Tensor
-    grid: Grid
+    grid: FitGrid
     is_reduced: bool
 
 
@@ -122,8 +122,8 @@ def cross_fit(
         ``[C, C]``: the chances with which labels become others. The training loss is then corrected
         for them, in place of the grid's own corrections.
     size : tuple of int, optional
-        The size (:attr:`~fedif_flower.valuation.fit_grid.Grid.size`) of the only grid that may be
-        trained. Default: that of the most thorough grid that there is time for.
+        The size (:attr:`~fedif_flower.valuation.fit_grid.FitGrid.size`) of the only grid that may
+        be trained. Default: that of the most thorough grid that there is time for.
 
     Returns
     -------
@@ -155,7 +155,7 @@ def cross_fit(
 class _Choice(NamedTuple):
     """A grid that may be trained; it is reduced unless it is the most thorough one."""
 
-    grid: Grid
+    grid: FitGrid
     is_reduced: bool
 
 

@@ -17,7 +17,7 @@ _LEAST_STEPS = 150  # The longest training has at least so many steps,
 _LEAST_EPOCHS = 8  # and at least so many epochs.
 
 
-class Grid(NamedTuple):
+class FitGrid(NamedTuple):
     """The corrections with which models are trained, and the epochs after which they predict.
 
     Attributes
@@ -76,7 +76,7 @@ class Way:
 
     @property
     def size(self) -> tuple[int, int]:
-        """The :attr:`Grid.size` of the grid that was trained."""
+        """The :attr:`FitGrid.size` of the grid that was trained."""
         return self.trainings, self.epochs
 
     @property
@@ -93,7 +93,7 @@ class Way:
         return f"logistic regression {features}: {words}"
 
 
-def grids(num_training: int) -> list[Grid]:
+def grids(num_training: int) -> list[FitGrid]:
     """Return the grids that may be trained on so many examples, the most thorough first.
 
     Many examples tell the share of wrong labels whatever the correction in training: then there is
@@ -104,10 +104,10 @@ def grids(num_training: int) -> list[Grid]:
     epochs = [max(math.ceil(most / part), 1) for part in (8, 4, 2, 1)]
     all_epochs = tuple(sorted(set(epochs)))
     fewer_epochs = all_epochs[:-1] or all_epochs
-    least = [Grid((0.15,), all_epochs), Grid((0.15,), fewer_epochs)]
+    least = [FitGrid((0.15,), all_epochs), FitGrid((0.15,), fewer_epochs)]
     if num_training >= _MANY:
         return least
-    return [Grid((0.0, 0.3), all_epochs), *least]
+    return [FitGrid((0.0, 0.3), all_epochs), *least]
 
 
 def steps_of(num_training: int) -> int:

@@ -40,7 +40,7 @@ app = ClientApp()
 
 
 @dataclass(frozen=True)
-class Federation:
+class WideFederation:
     """The number of clients, and the width of a model with two layers, the first a square one."""
 
     clients: int
@@ -67,7 +67,7 @@ class ServerCost:
 
 
 @dataclass(frozen=True)
-class RoundCost:
+class MemoryCost:
     """The server's peak memory, and the seconds of its last round and of the aggregation in it.
 
     ``floor_seconds`` is the time to write and read the round's floats, see :func:`_floor_seconds`.
@@ -117,7 +117,7 @@ def resident_bytes(process: int | str = "self") -> tuple[int, int]:
     return sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"]
 
 
-def measure(federation: Federation) -> RoundCost:
+def measure(federation: WideFederation) -> MemoryCost:
     """Run FedIF's rounds in this process, with all clients in each and default settings."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.rand(100, federation.width, generator=generator)
@@ -144,7 +144,7 @@ def measure(federation: Federation) -> RoundCost:
         run = RunFolder(run_federation(grid, config, task=task))
         last_round = run.rounds.read()[-1]
     anonymous, mapped = zip(*samples, strict=True)
-    return RoundCost(
+    return MemoryCost(
         memory=ServerCost(max(anonymous), max(mapped)),
         seconds=float(last_round["round_seconds"]),
         aggregation_seconds=float(last_round["aggregation_seconds"]),
@@ -152,7 +152,7 @@ def measure(federation: Federation) -> RoundCost:
     )
 
 
-def _floor_seconds(federation: Federation) -> float:
+def _floor_seconds(federation: WideFederation) -> float:
     """Return the seconds to write a round's floats into a mapped file and to read them twice."""
     update = np.ones(federation.update_bytes // 4, dtype=np.float32)
     shape = (federation.clients, len(update))
@@ -167,7 +167,7 @@ def _floor_seconds(federation: Federation) -> float:
         return time.perf_counter() - began
 
 
-def figures_of(federation: Federation, cost: RoundCost) -> list[Figure]:
+def figures_of(federation: WideFederation, cost: MemoryCost) -> list[Figure]:
     """Return the server's memory beside the size of all updates, and a round's seconds."""
     all_updates = federation.clients * federation.update_bytes
     millions = federation.update_bytes / 4e6
@@ -196,11 +196,11 @@ def main(
 ) -> None:
     """Print the table."""
     if case:
-        print(json.dumps(asdict(measure(Federation(**json.loads(case))))))
+        print(json.dumps(asdict(measure(WideFederation(**json.loads(case))))))
         return
-    federation = Federation(200, 3300) if full else Federation(40, 1000)
+    federation = WideFederation(200, 3300) if full else WideFederation(40, 1000)
     measured = alone("memory", "--case", json.dumps(asdict(federation)))
-    cost = RoundCost(**{**measured, "memory": ServerCost(**measured["memory"])})
+    cost = MemoryCost(**{**measured, "memory": ServerCost(**measured["memory"])})
     title = "A round in process: clients that do nothing"
     report(title, "memory", figures_of(federation, cost), write=write, full=full)
 

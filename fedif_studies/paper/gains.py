@@ -14,7 +14,7 @@ from fedif_studies.paper.points import DATA, Filled
 MALICIOUS_WEIGHT = "malicious-weight-share"
 
 
-class _Gain(NamedTuple):
+class _ColumnGain(NamedTuple):
     """A column of the paper's tables: both methods' cells, and FedIF's leads here and in print."""
 
     data: str
@@ -44,14 +44,14 @@ def gains_lines(filled: Filled) -> list[str]:
     return [*table.to_markdown(), "", _in_all(gains)]
 
 
-def _gains_in(data: str, cells: Sequence[TableCell]) -> list[_Gain]:
+def _gains_in(data: str, cells: Sequence[TableCell]) -> list[_ColumnGain]:
     """Return FedIF's lead in each column of a data set."""
     measured = {(cell.column.title, cell.row.key): cell for cell in one_each(cells)}
     leads = {lead.column: lead.points for lead in leads_here(cells)}
     printed = {lead.column: lead.points for lead in leads_of_paper(cells)}
     gains = []
     for column in dict.fromkeys(cell.column.title for cell in cells):
-        gain = _Gain(
+        gain = _ColumnGain(
             data,
             column,
             fedavg=measured.get((column, "fedavg")),
@@ -70,7 +70,7 @@ def _shown_figure(cell: TableCell | None, name: str, form: str, scale: int = 1) 
     return shown_mean(cell.mean(name, scale), form)
 
 
-def _in_all(gains: Sequence[_Gain]) -> str:
+def _in_all(gains: Sequence[_ColumnGain]) -> str:
     """Return a sentence on how many columns have both methods, and how often FedIF leads there."""
     count = 0
     ahead = 0
@@ -91,7 +91,7 @@ def _in_all(gains: Sequence[_Gain]) -> str:
     )
 
 
-_COLUMNS: Sequence[Column[_Gain]] = (
+_COLUMNS: Sequence[Column[_ColumnGain]] = (
     ("data set", lambda gain: gain.data),
     ("what clients do", lambda gain: gain.column),
     ("FedAvg", lambda gain: _shown_figure(gain.fedavg, LAST_TEN, ".1f", scale=100)),

@@ -130,7 +130,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Grid:
+class PanelGrid:
     """The places of panels in rows, with room for words around each panel.
 
     Attributes
@@ -163,7 +163,7 @@ def panel_grid(
     below: float,
     left: float = 0.0,
     each_left: float = 0.0,
-) -> Grid:
+) -> PanelGrid:
     """Return the places of panels; all lengths are in pixels.
 
     Parameters
@@ -192,7 +192,7 @@ def panel_grid(
         y = start + row * (above + height + below) + above
         boxes.append(Box(x, y, width - gap - each_left, height))
     rows = math.ceil(count / across)
-    return Grid(tuple(boxes), start + rows * (above + height + below), across)
+    return PanelGrid(tuple(boxes), start + rows * (above + height + below), across)
 
 
 def draw_panels(
