@@ -43,7 +43,8 @@ class LateReplies(IntakeAround):
         )
         require(isinstance(grid, ScreenedGrid), "late_rounds", late_rounds, words)
         words = "0 in a simulation (and no buffered rounds): replies there are never late"
-        require(grid.keeps_late, "late_rounds", late_rounds, words)
+        can_be_late = isinstance(grid, ScreenedGrid) and grid.keeps_late
+        require(can_be_late, "late_rounds", late_rounds, words)
         words = "0 with a local method whose clients send more than a model"
         require(self.inner.may_come_late, "late_rounds", late_rounds, words)
         super().require(host, grid, initial_arrays)
