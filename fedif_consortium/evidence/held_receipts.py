@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,6 @@ from fedif_consortium.evidence.receipts import ToldRound, read_leaf
 from fedif_consortium.evidence.signed import SignedUpdate
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
-
-logger = logging.getLogger(__name__)
 
 # The names of files with what the server told begin so; other files have what the member sent.
 _ROUND = "round-"
@@ -236,8 +233,6 @@ def _seen_attempts(
 ) -> tuple[tuple[SeenAttempt, ...], tuple[str, ...]]:
     """Return the attempts at a run of which a ``receipts-dir`` holds something.
 
-    A damaged file of another run is passed over with a warning: this run's files say nothing false.
-
     Parameters
     ----------
     receipts_dir, run_folder : Path
@@ -261,25 +256,18 @@ def _seen_attempts(
         of_name = [path for path in paths if name and _name_in(path) == name]
         if not of_name:
             continue
+        contents = [_read(path, folder.name) for path in of_name]
         keys = set()
-        attempts_of_run = set()
-        for path in of_name:
-            try:
-                content = _read(path, folder.name)
-            except StatementError as error:
-                if folder == run_folder:
-                    raise
-                logger.warning("of another run of this name: %s", error)
-                continue
+        for path, content in zip(of_name, contents, strict=True):
             if path.name.startswith(_ROUND):
                 keys.add(bytes.fromhex(content["key"]))
-            agreed = AgreedRun.model_validate(content)
-            end = agreed.end(folder.name)
-            attempts_of_run.add(SeenAttempt(agreed.attempt, folder.name, end))
         if keys and signers and keys.isdisjoint(signers):
             elsewhere.append(folder.name)
-        else:
-            attempts |= attempts_of_run
+            continue
+        for content in contents:
+            agreed = AgreedRun.model_validate(content)
+            end = agreed.end(folder.name)
+            attempts.add(SeenAttempt(agreed.attempt, folder.name, end))
     return tuple(sorted(attempts)), tuple(sorted(elsewhere))
 
 

@@ -125,20 +125,3 @@ def test_a_decoy_of_another_name_hides_no_attempt(chain, bobs):
         (rehearsal / name).write_text(json.dumps({"run": other, **content}))
     held = read_held(bobs.parent, RUN, "october")
     assert {(seen.run, seen.number) for seen in held.attempts} == {(RUN, 2), (other, 1)}
-
-
-def test_a_damaged_file_of_another_run_is_said_and_refutes_nothing(chain, bobs, caplog):
-    """Of the other attempt's files, those that are whole count."""
-    other = bobs.parent / (32 * "d")
-    other.mkdir()
-    earlier = Attempts(name="october", attempts=(Attempt(run=other.name, config=64 * "b"),))
-    note = {**earlier.agreed(1).model_dump(mode="json"), "round": 1, "node_id": BOB, "sent": "00"}
-    for name, content in (("sent-1.json", note), ("sent-2.json", {**note, "sent": "?"})):
-        (other / name).write_text(json.dumps({"run": other.name, **content}))
-    held = read_held(bobs.parent, RUN, "october")
-    assert {(seen.run, seen.number) for seen in held.attempts} == {(RUN, 2), (other.name, 1)}
-    assert f"{other / 'sent-2.json'} was changed" in caplog.text
-    # Of this run no file may be damaged.
-    put(bobs, "sent-000001.json", {**unsigned(BOB), "sent": "?"})
-    with pytest.raises(StatementError, match=r"sent-000001\.json was changed"):
-        read_held(bobs.parent, RUN, "october")
