@@ -256,12 +256,14 @@ def test_nothing_counts_and_nothing_is_answered_where_it_cannot_be_logged():
     disk["full"] = False
     ask()
     # A later keeper knows from the log what was answered.
-    parties.policy = OPEN.replace(largest_known_share=1.005)  # 200 of the sketch, and 1.
+    parties.policy = OPEN.replace(
+        largest_known_share=1.006
+    )  # 201 numbers: 200 of the sketch, and 1.
     parties.keeper = parties.keeper_with(past=verified(lines, "log"))
     with pytest.raises(KeeperError, match="opened once"):
         parties.open(masked)
     parties.open(parties.mask_all(UPDATES, 2), 2)
-    with pytest.raises(KeeperError, match=r"largest-known-share = 1\.005; asked: 202"):
+    with pytest.raises(KeeperError, match=r"largest-known-share = 1\.006; asked: 202"):
         parties.keeper.products(RUN, 2, encode_vector(UPDATES[1])[0])
 
 
