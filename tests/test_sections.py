@@ -196,8 +196,8 @@ def test_settings_of_own_parts_come_as_text_where_flwr_run_takes_no_others():
     ("text", "message"),
     [
         ("Trimmed.trim", "own-settings: cannot read 'Trimmed.trim'; expected KEY=VALUE"),
-        ("seed=3", "own-settings = 'seed'; allowed: a key like 'Scaled.factor', which is not"),
-        ("Trimmed.trim=1.0", "own-settings = 'Trimmed.trim'; allowed: a key like"),
+        ("seed=3", "own-settings = 'seed'; allowed: a key with a section, like 'Scaled.factor'"),
+        ("Trimmed.trim=1.0", "own-settings = 'Trimmed.trim'; allowed: a key with"),
         ("Trimed.trim=1.0", "unknown key 'Trimed.trim'|no part with a section .Trimed."),
         (3, "own-settings = 3; allowed: a string"),
     ],

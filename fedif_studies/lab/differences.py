@@ -99,7 +99,7 @@ def other_origins(measurements: Sequence[Measurement]) -> list[str]:
     remarks = []
     most = max(map(len, data_by_seed.values()), default=0)
     if most > 1:
-        remarks.append(f"Runs of the same seed used {most} different data sets, by their hashes.")
+        remarks.append(f"Not all runs of a seed had the same data: {most} different sets, by hash.")
     if len(versions) > 1:
         remarks.append(f"Not all runs were made by the same code: {len(versions)} versions of it.")
     return remarks

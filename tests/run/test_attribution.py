@@ -176,7 +176,7 @@ def test_a_run_that_goes_on_keeps_its_salt_and_one_that_begins_has_a_new_one(tmp
 
     run(config(), kill_at=2)
     first = published()
-    with pytest.raises(CheckpointError, match=r"keep credit.secret-validation as it was"):
+    with pytest.raises(CheckpointError, match=r"set credit.secret-validation as it was"):
         run(config(secret=False))
     run(config())
     assert published() == first

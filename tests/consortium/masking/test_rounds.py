@@ -78,7 +78,10 @@ def test_vectors_of_many_members_lie_in_a_file(monkeypatch):
 def test_a_round_beyond_the_loss_bound_takes_a_share_of_its_one_sum():
     bounded = lambda **base: fedif(stages=[LossBound()], **base)  # noqa: E731
     strategy, _, reports = play(bounded, scale=1.0)
-    assert "the whole step would have raised" in strategy.stages.choosing.remark()
+    assert (
+        "the whole step exceeded the bound on the validation loss"
+        in strategy.stages.choosing.remark()
+    )
     assert strategy.setup.intake.keeper.asked.count("weighted_sum") == len(reports) == 3
     assert not any(report.failed for report in reports)
 

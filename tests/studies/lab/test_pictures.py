@@ -395,7 +395,7 @@ def test_a_comparison_shows_differences_seed_by_seed(tmp_path, drawn, capsys):
     ("seeds", "data", "code", "remarks"),
     [
         ((0, 0), ("a", "a"), ("c", "c"), []),
-        ((0, 0), ("a", "b"), ("c", "c"), ["data: there are 2 different sets"]),
+        ((0, 0), ("a", "b"), ("c", "c"), ["same data: 2 different sets"]),
         ((0, 1), ("a", "b"), ("c", "c"), []),  # A task may draw them from the seed.
         ((0, 0), ("a", "a"), ("c", "d"), ["same code: 2 versions of it"]),
         ((0, 0), ("a", ""), ("c", ""), []),  # One left no record.
