@@ -242,7 +242,7 @@ class Nobody(FedAvg):
         (FedAvg(**BASE), [0.0, 0.0], "failed", "no accepted reply changes the model"),
         (FedIF(validation(), **BASE), [0.0] * 2, "failed", "no accepted reply changes the model"),
         (Nobody(**BASE), [1.0, 2.0], "kept", "every accepted update has weight 0"),
-        (FedAvg(**BASE), [1.0, -1.0], "failed", "as they were weighed, cancel each other"),
+        (FedAvg(**BASE), [1.0, -1.0], "failed", "the accepted updates, as they were weighed"),
     ],
 )
 def test_each_way_of_leading_nowhere_has_its_reason_and_the_run_goes_on(
