@@ -292,8 +292,9 @@ def test_seconds_are_those_of_one_thread_and_of_runs_for_their_table(tmp_path):
     table = settings_of_cells([TABLES["timing"]], DEFAULTS)
     reasons = {run.run_dir.name: why_in_no_cell(run, table) for run in runs}
     assert reasons["own"] == reasons["by hand"] == ""
-    assert reasons["threads"].endswith("cifar10 of timing: threads-per-client = 8, not 1")
-    assert reasons["other"].endswith("cifar10 of timing: table = 'cifar10', not 'timing'")
+    nearest = "The nearest cell (table timing, row fedavg, column cifar10) differs in "
+    assert reasons["threads"] == f"{nearest}threads-per-client, 1 there and 8 in the run"
+    assert reasons["other"].startswith(f"{nearest}table, ")
     short = TABLES["cifar10"]
     accuracies_of = fill_table(short, runs, DEFAULTS, 10)  # Threads do not change these.
     assert [len(cell.measurements) for cell in accuracies_of if cell.measurements] == [4]
