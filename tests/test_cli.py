@@ -84,7 +84,10 @@ def fedif(monkeypatch, capsys):
         (["node", "start", "--in", "{here}"], "{here} has no node.toml"),
         (["keeper", "log", "/dev/null"], "/dev/null cannot be read"),
         (["keeper", "log", "{here}/\x1b[2J\nno"], "{here}/?[2J?no cannot be read"),
-        (["audit", "-c", "fraction-train=0.5"], "fraction-train = 0.5; allowed: 1.0, as an audit d"),
+        (
+            ["audit", "-c", "fraction-train=0.5"],
+            "fraction-train = 0.5; allowed: 1.0, as an audit d",
+        ),
         (
             ["audit", "-c", "attack='ipm'"],
             "attack = 'ipm'; allowed: 'none', as an audit",

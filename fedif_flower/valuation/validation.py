@@ -161,8 +161,8 @@ class Validation(Passes):
         dropped = count_dropped(inputs)
         if dropped:
             logger.warning(
-                "the last %d examples are left out of the held-out set: they do not fill a batch, "
-                "and its DataLoader has drop_last=True",
+                "examples left out at the end of the held-out set: %d; they do not fill a batch, and "
+                "its DataLoader has drop_last=True",
                 dropped,
             )
         if self.device.type == "cpu":

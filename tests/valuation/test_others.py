@@ -308,7 +308,8 @@ def test_examples_that_fill_no_batch_are_left_out_with_a_count(caplog):
     dropping = DataLoader(PAIRS, 2, drop_last=True)
     assert Validation(model, dropping, device="cpu").num_examples == 4
     (message,) = caplog.messages
-    assert message.endswith("DataLoader has drop_last=True: 1 of the examples")
+    assert message.startswith("examples left out at the end of the held-out set: 1;")
+    assert message.endswith("its DataLoader has drop_last=True")
 
 
 def test_sizes_of_the_user_s_own_weigh_the_batches():
