@@ -161,7 +161,7 @@ class Validation(Passes):
         dropped = count_dropped(inputs)
         if dropped:
             logger.warning(
-                "examples left out at the end of the held-out set: %d; they do not fill a batch, and "
+                "examples left out at the end of the held-out set: %d; they fill no batch, and "
                 "its DataLoader has drop_last=True",
                 dropped,
             )
