@@ -19,9 +19,9 @@ from fedif_flower.attribution.memory import AttributionMemory
 from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import find_refinements
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution, take_back
-from fedif_flower.attribution.rounds import RoundAttributor, TakenRound
+from fedif_flower.attribution.rounds import PendingRound, RoundAttributor
 from fedif_flower.errors import ConfigError, require
-from fedif_flower.round import ModelVectors, UnseenUpdates
+from fedif_flower.round import ModelVectors
 from fedif_flower.server.model import GlobalModel, require_judge
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.rule import claim, require_own
@@ -160,7 +160,7 @@ class PathAttribution(Callback):
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None  # The model that the current round began with.
         # The round whose attribution is still being computed in the background.
-        self._pending: tuple[TakenRound, Future[RoundAttribution]] | None = None
+        self._pending: tuple[PendingRound, Future[RoundAttribution]] | None = None
         self._last_step: _LastStep | None = None  # Rounds without a step leave it as it is.
         self._has_warned = False  # Whether _warn_of_another_model has logged its warning.
         # The round of the last step in a checkpoint, until on_start makes it _last_step; 0: none.
@@ -314,7 +314,8 @@ class PathAttribution(Callback):
         unseen = step.updates.unseen
         if unseen is not None and not self.rounds and self.block_weights:
             logger.info("masked rounds: no intervals for another held-out set")
-        self._attribute(step.updates.server_round, step.before, step.after, in_step, unseen=unseen)
+        pending = self._begin_round(step.updates.server_round, step.before, step.after)
+        self._attribute(replace(pending, in_step=in_step, unseen=unseen))
         # Last, since only the step of a pending round is undone if an error ends the round.
         self._memory.note_step(step.before.params, step.after.params, carried)
 
@@ -363,10 +364,10 @@ class PathAttribution(Callback):
         before = self._sent
         after = self._model.vectors
         assert before is not None  # finish_last_round
-        undone: tuple[ClientAttribution, ...] = ()
+        pending = self._begin_round(current.round, before, after)
         if after is not before:
-            undone = self._undo_last_step()
-        self._attribute(current.round, before, after, undone=undone)
+            pending = replace(pending, undone=self._undo_last_step())
+        self._attribute(pending)
 
     def _undo_last_step(self) -> tuple[ClientAttribution, ...]:
         """Forget the last step; return the contributions that its undoing takes from clients.
@@ -390,28 +391,29 @@ class PathAttribution(Callback):
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Keep what the next round needs to know of the rounds so far, for a checkpoint."""
-        if server_round and not self._has_taken(server_round):
+        if server_round and not self._has_round(server_round):
             self._attribute_to_nobody(server_round)
         self._memory.keep(server_round, self._round_of_last_step())
 
-    def _has_taken(self, server_round: int) -> bool:
+    def _has_round(self, server_round: int) -> bool:
         """Whether a round is attributed, or its attribution is still being computed."""
         if self._pending is not None:
-            taken_round, _ = self._pending
-            return taken_round.server_round == server_round
+            pending, _ = self._pending
+            return pending.server_round == server_round
         return bool(self.rounds) and self.rounds[-1].server_round == server_round
 
     def _attribute_to_nobody(self, server_round: int) -> None:
         """Attribute a round that asked nobody, so that no round is missing in the records."""
         self.finish_last_round(server_round)
-        self._attribute(server_round, self._model.vectors, self._model.vectors)
+        model = self._model.vectors
+        self._attribute(self._begin_round(server_round, model, model))
 
     def _round_of_last_step(self) -> int:
         """Return the round of the last step that may still be taken back; 0: there is none."""
         if self._pending is not None:
-            taken_round, _ = self._pending
-            if taken_round.in_step and self._model.continues(taken_round.after):
-                return taken_round.server_round
+            pending, _ = self._pending
+            if pending.in_step and self._model.continues(pending.after):
+                return pending.server_round
         if self._last_step is None:
             return self._saved_step
         return self._last_step.server_round
@@ -424,33 +426,31 @@ class PathAttribution(Callback):
         """Wait for the attribution of the pending round, store it and report it."""
         if self._pending is None:
             return
-        taken_round, future = self._pending
+        pending, future = self._pending
         # Wait before _pending is cleared: a signal that interrupts the wait loses no round then.
         wait([future])
         self.all_are_told = False
         self._pending = None
         attributed = future.result()
-        if not self._model.continues(taken_round.after):
-            attributed = self._without_step(taken_round, attributed)
-        elif taken_round.in_step:
-            self._last_step = _LastStep(
-                taken_round.before, taken_round.after, taken_round.server_round
-            )
+        if not self._model.continues(pending.after):
+            attributed = self._without_step(pending, attributed)
+        elif pending.in_step:
+            self._last_step = _LastStep(pending.before, pending.after, pending.server_round)
         self.rounds.append(attributed)
         for tell in self.on_attribution:
             tell(attributed)
         self.all_are_told = True
 
     def _without_step(
-        self, taken_round: TakenRound, attributed: RoundAttribution
+        self, pending: PendingRound, attributed: RoundAttribution
     ) -> RoundAttribution:
         """Return the attribution of a round whose model was taken back before the next round.
 
         The model could not be evaluated. If the round took a step, that step is undone: the loss
         stays, and nobody contributed. Otherwise an earlier round's step was taken back.
         """
-        number = taken_round.server_round
-        if taken_round.in_step:
+        number = pending.server_round
+        if pending.in_step:
             logger.warning("round %d: its step was taken back", number)
             self._last_step = None
             self._memory.undo_step()
@@ -458,18 +458,18 @@ class PathAttribution(Callback):
             attributed = RoundAttribution(number, loss, loss)
         else:
             logger.warning("round %d: the last step was taken back", number)
-            attributed = self._attribute_way_back(taken_round)
+            attributed = self._attribute_way_back(pending)
         # on_model kept the memory before it was known that the model would be taken back.
         self._memory.correct(number, self._round_of_last_step())
         return attributed
 
-    def _attribute_way_back(self, taken_round: TakenRound) -> RoundAttribution:
+    def _attribute_way_back(self, pending: PendingRound) -> RoundAttribution:
         """Return the attribution of a round without a step that ended with an earlier model."""
         after = self._model.vectors
         went_back = replace(
-            taken_round,
+            pending,
             after=after,
-            at_models=(taken_round.at_models[0], self._begin(after)),
+            at_models=(pending.at_models[0], self._begin(after)),
             undone=self._undo_last_step(),
         )
         return self._attributor.evaluate(went_back)
@@ -517,42 +517,22 @@ class PathAttribution(Callback):
         """Begin loss and gradient at a model, unless another part has begun them already."""
         return self._gradients.begin(vectors.params, self._model.layout.named_buffers(vectors))
 
-    def _attribute(
-        self,
-        server_round: int,
-        before: ModelVectors,
-        after: ModelVectors,
-        in_step: tuple[CarriedUpdates, ...] = (),
-        unseen: UnseenUpdates | None = None,
-        undone: tuple[ClientAttribution, ...] = (),
-    ) -> None:
-        """Submit a round to the background thread, and make it the pending one.
-
-        Parameters
-        ----------
-        server_round : int
-            The round's number.
-        before, after : ModelVectors
-            The model before and after the round.
-        in_step : tuple of CarriedUpdates
-            The updates in the round's step, the newest first; empty: there was no step.
-        unseen : UnseenUpdates, optional
-            The updates, where they are masked.
-        undone : tuple of ClientAttribution
-            The contributions that the round takes back, if it undid a step.
-        """
-        taken_round = TakenRound(
+    def _begin_round(
+        self, server_round: int, before: ModelVectors, after: ModelVectors
+    ) -> PendingRound:
+        """Begin loss and gradient at both models of a round; return the round, without a step."""
+        return PendingRound(
             server_round,
             before,
             after,
-            in_step=in_step,
             names=self._model.layout,
             at_models=(self._begin(before), self._begin(after)),
-            unseen=unseen,
-            undone=undone,
         )
-        attributed = self._gradients.submit(lambda: self._attributor.evaluate(taken_round))
-        self._pending = (taken_round, attributed)
+
+    def _attribute(self, pending: PendingRound) -> None:
+        """Submit a round to the background thread, and make it the pending one."""
+        attributed = self._gradients.submit(lambda: self._attributor.evaluate(pending))
+        self._pending = (pending, attributed)
 
     @property
     def _model(self) -> GlobalModel:

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TakenRound:
+class PendingRound:
     """A round that is still to be attributed.
 
     Attributes
@@ -51,12 +51,12 @@ class TakenRound:
         The round's number.
     before, after : ModelVectors
         The model before and after the round.
-    in_step : tuple of CarriedUpdates
-        The updates in the round's step, the newest first; empty: the round took no step.
     names : BufferNames
         Knows the names of the model's buffers.
     at_models : tuple of Future
         Loss and gradient at the model before and after the round.
+    in_step : tuple of CarriedUpdates
+        The updates in the round's step, the newest first; empty: the round took no step.
     unseen : UnseenUpdates, optional
         The updates, where they are masked.
     undone : tuple of ClientAttribution
@@ -66,9 +66,9 @@ class TakenRound:
     server_round: int
     before: ModelVectors
     after: ModelVectors
-    in_step: tuple[CarriedUpdates, ...]
     names: BufferNames
     at_models: tuple[Future[LossAndGradient], Future[LossAndGradient]]
+    in_step: tuple[CarriedUpdates, ...] = ()
     unseen: UnseenUpdates | None = None
     undone: tuple[ClientAttribution, ...] = ()
 
@@ -135,46 +135,46 @@ class RoundAttributor:
         """Each block's share of the examples' weight ``[b]``, float64."""
         return block_weights(self.blocks)
 
-    def evaluate(self, taken: TakenRound) -> RoundAttribution:
+    def evaluate(self, pending: PendingRound) -> RoundAttribution:
         """Return a round's attribution, without clients where the step cannot be attributed."""
-        loss_before, loss_after = (_loss(at_model) for at_model in taken.at_models)
-        clients = taken.undone
+        loss_before, loss_after = (_loss(at_model) for at_model in pending.at_models)
+        clients = pending.undone
         descent: StepDescent | None = None
-        if taken.in_step:
-            clients = self._attribute(taken, loss_before, loss_after)
+        if pending.in_step:
+            clients = self._attribute(pending, loss_before, loss_after)
             # A user's loss may be NaN where its gradient is finite.
             if math.isfinite(loss_before) and math.isfinite(loss_after):
-                descent = _descent(taken)
-        return RoundAttribution(taken.server_round, loss_before, loss_after, clients, descent)
+                descent = _descent(pending)
+        return RoundAttribution(pending.server_round, loss_before, loss_after, clients, descent)
 
     def _attribute(
-        self, taken: TakenRound, loss_before: float, loss_after: float
+        self, pending: PendingRound, loss_before: float, loss_after: float
     ) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed; if that fails, log the error and return nothing."""
         if not (math.isfinite(loss_before) and math.isfinite(loss_after)):
-            logger.error("round %d cannot be attributed: no finite loss", taken.server_round)
+            logger.error("round %d cannot be attributed: no finite loss", pending.server_round)
             return ()
         try:
-            return self._clients(taken, loss_before - loss_after)
+            return self._clients(pending, loss_before - loss_after)
         except Exception as error:  # Mostly one of a user's own model or loss.
             is_told = isinstance(error, FedIFError)
             reason = printable(str(error) if is_told else with_place(error))
-            logger.error("round %d cannot be attributed: %s", taken.server_round, reason)
+            logger.error("round %d cannot be attributed: %s", pending.server_round, reason)
             return ()
 
-    def _clients(self, taken: TakenRound, decrease: float) -> tuple[ClientAttribution, ...]:
+    def _clients(self, pending: PendingRound, decrease: float) -> tuple[ClientAttribution, ...]:
         """Return what each client contributed to a step, the contributions of its updates summed.
 
         Where the server has momentum, a client may have several updates in the step.
         """
-        members = _members_of(taken.in_step)
-        contributed = self._contributions(taken, decrease)
-        sums = _sums_by_member(taken.in_step, contributed, members)
+        members = _members_of(pending.in_step)
+        contributed = self._contributions(pending, decrease)
+        sums = _sums_by_member(pending.in_step, contributed, members)
         carried = [0.0] * len(members)
-        if len(taken.in_step) > 1:
-            of_earlier = _sums_by_member(taken.in_step[1:], contributed[1:], members)
+        if len(pending.in_step) > 1:
+            of_earlier = _sums_by_member(pending.in_step[1:], contributed[1:], members)
             carried = of_earlier.loss.contribution.tolist()
-        newest = taken.in_step[0]
+        newest = pending.in_step[0]
         coefficients = dict(zip(newest.members, newest.applied.tolist(), strict=True))
         member_credits = _member_credits(newest, sums.loss, members)
         clients = []
@@ -195,23 +195,23 @@ class RoundAttributor:
             )
         return tuple(clients)
 
-    def _contributions(self, taken: TakenRound, decrease: float) -> list[FiguresByLoss]:
+    def _contributions(self, pending: PendingRound, decrease: float) -> list[FiguresByLoss]:
         """Return what the updates of each round in the step contributed, the newest round first."""
-        if taken.unseen is not None:
-            return [FiguresByLoss(self._contributed_unseen(taken, taken.unseen))]
+        if pending.unseen is not None:
+            return [FiguresByLoss(self._contributed_unseen(pending, pending.unseen))]
         if not self.blocks:
-            return self._integrate(taken, decrease, middle=None)
-        middle = self._middle(taken)
-        contributed = self._integrate(taken, decrease, middle.gradients)
+            return self._integrate(pending, decrease, middle=None)
+        middle = self._middle(pending)
+        contributed = self._integrate(pending, decrease, middle.gradients)
         split = []
         for updates, figures, along in zip(
-            taken.in_step, contributed, middle.slopes_by_block, strict=True
+            pending.in_step, contributed, middle.slopes_by_block, strict=True
         ):
             split.append(self._split_by_blocks(updates, figures, along))
         return split
 
     def _integrate(
-        self, taken: TakenRound, decrease: float, middle: list[Tensor] | None
+        self, pending: PendingRound, decrease: float, middle: list[Tensor] | None
     ) -> list[FiguresByLoss]:
         """Return each round's figures by the first rule that is fine enough, or by the finest.
 
@@ -225,9 +225,9 @@ class RoundAttributor:
         for rule in self.quadratures:
             for node in rule.nodes:
                 if node not in slopes_at:
-                    slopes_at[node] = self._slopes(taken, node, middle)
+                    slopes_at[node] = self._slopes(pending, node, middle)
             contributed = []
-            for place, updates in enumerate(taken.in_step):
+            for place, updates in enumerate(pending.in_step):
                 at_nodes = torch.stack([slopes_at[node][place] for node in rule.nodes])
                 contributed.append(self._integrated(updates, at_nodes, rule))
             totals = torch.cat([figures.loss.contribution for figures in contributed])
@@ -256,56 +256,61 @@ class RoundAttributor:
         )  # [b, m]
         return replace(figures, blocks=by_block.T)
 
-    def _middle(self, taken: TakenRound) -> _MiddleOfStep:
+    def _middle(self, pending: PendingRound) -> _MiddleOfStep:
         """Return gradients and slopes in the middle of the step.
 
         Block by block, so that the gradients of a single block are in memory at a time.
         """
-        params, buffers = taken.model_at(_MIDDLE)
+        params, buffers = pending.model_at(_MIDDLE)
         squared_norms = [
-            torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in taken.in_step
+            torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in pending.in_step
         ]
-        along: list[list[Tensor]] = [[] for _ in taken.in_step]  # By round in the step, by block.
+        along: list[list[Tensor]] = [[] for _ in pending.in_step]  # By round in the step, by block.
         # The gradients of all examples, [d] each, by loss: weighted means over the blocks.
         wholes = [torch.zeros_like(params) for _ in range(1 + len(self.noise_ends))]
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
             gradients = self.noise_ends.with_loss(block, params, buffers)
             for whole, gradient in zip(wholes, gradients, strict=True):
                 whole.add_(gradient.to(whole), alpha=weight)
-            for place, updates in enumerate(taken.in_step):
+            for place, updates in enumerate(pending.in_step):
                 norms = squared_norms[place]
                 of_block = [slopes(updates.updates, gradient, norms) for gradient in gradients]
                 along[place].append(torch.stack(of_block))
         return _MiddleOfStep(wholes, [torch.stack(of_blocks) for of_blocks in along])
 
-    def _contributed_unseen(self, taken: TakenRound, unseen: UnseenUpdates) -> Figures:
+    def _contributed_unseen(self, pending: PendingRound, unseen: UnseenUpdates) -> Figures:
         """Return what masked updates contributed.
 
         They allow one inner product a round, so it is taken with the mean gradient along the step.
         """
         (rule,) = self.quadratures  # why_updates_are_read excludes several rules, and momentum.
-        (updates,) = taken.in_step
-        mean = torch.zeros_like(taken.before.params, dtype=torch.float64)  # [d]
+        (updates,) = pending.in_step
+        mean = torch.zeros_like(pending.before.params, dtype=torch.float64)  # [d]
         for node, weight in zip(rule.nodes, rule.weights, strict=True):
-            mean.add_(self._gradient(taken, node).cpu(), alpha=weight)
+            mean.add_(self._gradient(pending, node).cpu(), alpha=weight)
         values = -updates.applied.double() * unseen.products(mean) + 0.0  # [m]
         if len(updates.basis):
             values = torch.cat([values, -(updates.basis.cpu().double() @ mean)])  # [m + k]
         return _figures(updates, values[:, None])
 
-    def _gradient(self, taken: TakenRound, node: float) -> Tensor:
+    def _gradient(self, pending: PendingRound, node: float) -> Tensor:
         """Return the gradient ``[d]`` of the loss at a point of the step."""
         if node in (0.0, 1.0):
-            return taken.at_models[int(node)].result().gradient
-        return self.validation.gradient(*taken.model_at(node))
+            return pending.at_models[int(node)].result().gradient
+        return self.validation.gradient(*pending.model_at(node))
 
-    def _gradients(self, taken: TakenRound, node: float) -> list[Tensor]:
+    def _gradients(self, pending: PendingRound, node: float) -> list[Tensor]:
         """Return the gradient ``[d]`` of the loss at a point, then the gradient for each end."""
         if node in (0.0, 1.0):
-            return [self._gradient(taken, node), *self.noise_ends.at_model(*taken.model_at(node))]
-        return self.noise_ends.with_loss(self.validation, *taken.model_at(node))
+            return [
+                self._gradient(pending, node),
+                *self.noise_ends.at_model(*pending.model_at(node)),
+            ]
+        return self.noise_ends.with_loss(self.validation, *pending.model_at(node))
 
-    def _slopes(self, taken: TakenRound, node: float, middle: list[Tensor] | None) -> list[Tensor]:
+    def _slopes(
+        self, pending: PendingRound, node: float, middle: list[Tensor] | None
+    ) -> list[Tensor]:
         """Return how fast losses fall along the updates and the basis of each round in the step.
 
         One tensor ``[1 + c + ends, m + k]`` for each round. The losses are the loss itself, the
@@ -315,17 +320,17 @@ class RoundAttributor:
         if middle is not None and node == _MIDDLE:
             gradients = middle
         else:
-            gradients = self._gradients(taken, node)
+            gradients = self._gradients(pending, node)
         loss_gradient, *at_ends = gradients
         of_classes = []
         for one_class in self.classes:
             share = one_class.total_weight / self.validation.total_weight
             if share:
-                of_classes.append(one_class.gradient(*taken.model_at(node)) * share)
+                of_classes.append(one_class.gradient(*pending.model_at(node)) * share)
             else:  # The loss gives the class the weight 0: there is no mean loss over it.
                 of_classes.append(torch.zeros_like(loss_gradient))
         all_gradients = [loss_gradient, *of_classes, *at_ends]
-        return [_slopes_along(updates, all_gradients) for updates in taken.in_step]
+        return [_slopes_along(updates, all_gradients) for updates in pending.in_step]
 
     def _integrated(
         self, updates: CarriedUpdates, at_nodes: Tensor, rule: Quadrature
@@ -465,12 +470,12 @@ def _member_credits(
     return member_credits
 
 
-def _descent(taken: TakenRound) -> StepDescent | None:
+def _descent(pending: PendingRound) -> StepDescent | None:
     """Return what the gradients at both ends say about a step; ``None``: one is missing."""
-    before, after = taken.at_models
+    before, after = pending.at_models
     if before.exception() or after.exception():
         return None
-    step = taken.after.params - taken.before.params  # [d]
+    step = pending.after.params - pending.before.params  # [d]
     return descent_of(before.result().gradient, after.result().gradient, step)
 
 
