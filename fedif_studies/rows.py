@@ -11,9 +11,11 @@ import itertools
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -34,10 +36,13 @@ from fedif_flower.storage import (
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"  # In a checkout.
 _CPUS = Path("/proc/cpuinfo")  # On Linux.
+_PACKAGES = ("fedif_flower", "fedif_consortium", "fedif_studies")
+_LOADED_AT = time.time()
 
 Row = Mapping[str, Any]
 ORIGIN = ("revision", "seed")  # Columns without which no measured row is written.
 NO_SEED = "none"  # The seed of a row if nothing random is drawn.
+_CHANGED = "-changed"  # The end of a revision from which the code differs.
 
 
 def add_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -234,6 +239,33 @@ def _processor() -> str:
     return platform.machine()
 
 
+@cache
+def loaded_revision() -> str:
+    """Return the :func:`revision` whose code this process has loaded.
+
+    It is asked once, so that rows that are written later name it even if another revision is
+    checked out by then. The first call therefore belongs before what is measured, in the process
+    that measures. If the code was edited between its import and that call, the revision ends in
+    ``-changed``, too: it may not be the one that was loaded.
+    """
+    number = revision()
+    if number.endswith(_CHANGED) or not _was_edited_after_import():
+        return number
+    return f"{number}{_CHANGED}"
+
+
+def _was_edited_after_import() -> bool:
+    """Return whether a file of the code was written after this process loaded it.
+
+    A checkout of another revision writes the files in which the two differ.
+    """
+    for package in _PACKAGES:
+        for path in (RESULTS.parents[1] / package).rglob("*.py"):
+            if path.stat().st_mtime > _LOADED_AT:
+                return True
+    return False
+
+
 def revision() -> str:
     """Return the revision that is checked out, or outside a checkout, the package's version.
 
@@ -241,7 +273,7 @@ def revision() -> str:
     """
     number, changed = _checked_out()
     if changed:
-        return f"{number}-changed"
+        return f"{number}{_CHANGED}"
     return number
 
 
@@ -254,7 +286,7 @@ def require_committed() -> None:
 
 def _checked_out() -> tuple[str, list[str]]:
     """Return the revision, and lines that name the files of the code that differ from it."""
-    packages = ("fedif_flower", "fedif_consortium", "fedif_studies", "pyproject.toml")
+    packages = (*_PACKAGES, "pyproject.toml")
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(RESULTS.parents[1]), *arguments]
@@ -269,8 +301,3 @@ def _checked_out() -> tuple[str, list[str]]:
     except (OSError, subprocess.CalledProcessError):
         return package_version(), []
     return number, [line.strip() for line in changed.splitlines()]
-
-
-# Read at import, for the code that is loaded: another revision may be checked out by the time the
-# rows are written.
-LOADED_REVISION = revision()

@@ -29,8 +29,7 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
-from fedif_studies.benchmarks.common import Figure, Timing, beside, repeat, report
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, Timing, beside, repeat, report, run_benchmark
 
 NUM_CLIENTS = 10
 
@@ -191,4 +190,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

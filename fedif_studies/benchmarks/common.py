@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable
-from fedif_studies.rows import LOADED_REVISION, RESULTS, machine, replace_all_rows
+from fedif_studies.lab.commands import run_study
+from fedif_studies.rows import RESULTS, loaded_revision, machine, replace_all_rows
 
 T = TypeVar("T")
 _SEED = "0"  # The seed of all models and data.
@@ -123,6 +124,15 @@ def repeat(
     return Timing(statistics.median(warm), min(warm), max(warm))
 
 
+def run_benchmark(main: Callable[..., None]) -> None:
+    """Run a benchmark's function as :func:`~fedif_studies.lab.commands.run_study` does.
+
+    The rows that it reports name the revision that is loaded now, before anything is measured.
+    """
+    loaded_revision()
+    run_study(main)
+
+
 def report(
     title: str,
     name: str,
@@ -140,7 +150,7 @@ def report(
     ResultTable(title, heading, lines, num_labels=1).print(Console())
     if write:
         kind = "bench" if full else "bench-quick"
-        origin = {"revision": LOADED_REVISION, "seed": _SEED, **machine()}
+        origin = {"revision": loaded_revision(), "seed": _SEED, **machine()}
         rows = [{**asdict(figure), **origin} for figure in figures]
         replace_all_rows(RESULTS / f"{kind}-{name}.csv", rows)
 

@@ -22,7 +22,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from fedif_flower.run.rows import read_rows
-from fedif_studies.benchmarks.common import Figure, report, sampling
+from fedif_studies.benchmarks.common import Figure, report, run_benchmark, sampling
 from fedif_studies.benchmarks.memory import (
     ROUNDS,
     ServerCost,
@@ -30,7 +30,6 @@ from fedif_studies.benchmarks.memory import (
     memory_figure,
     resident_bytes,
 )
-from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.lists import counts_in
 from tests.integration.deployed import wait_for
 from tests.integration.played import Played
@@ -150,4 +149,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

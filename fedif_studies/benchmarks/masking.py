@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from fedif_consortium.masking.boxes import MaskedUpdate, MaskingTerms, mask_update
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import SignSketch, digest, encode_vector, mask_of, products
-from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, alone, beside, repeat, report, run_benchmark
 
 SIZES = {"CIFAR-10 CNN, d = 1,059,306": 1_059_306, "ResNet-18, d = 11.2 M": 11_173_962}
 LARGEST = {"d = 100 M": 100_000_000}
@@ -130,4 +129,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

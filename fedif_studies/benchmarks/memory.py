@@ -32,8 +32,7 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, alone, report, sampling
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, alone, report, run_benchmark, sampling
 
 ROUNDS = 2  # In the second round, the server still holds updates and models of the first.
 app = ClientApp()
@@ -206,4 +205,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

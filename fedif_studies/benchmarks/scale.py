@@ -36,8 +36,7 @@ from fedif_flower.strategies import Setup
 from fedif_flower.strategies.fedavg import FedAvg
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, alone, report, sampling
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, alone, report, run_benchmark, sampling
 
 MILLION = 10**6
 app = ClientApp()
@@ -242,4 +241,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

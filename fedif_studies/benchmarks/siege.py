@@ -22,7 +22,7 @@ import typer
 
 from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.lists import names_in
-from fedif_studies.rows import LOADED_REVISION, RESULTS, Row, machine, replace_rows
+from fedif_studies.rows import RESULTS, Row, loaded_revision, machine, replace_rows
 from tests.integration.siege import Phase, Siege
 from tests.integration.strangers import ATTACKS
 
@@ -85,7 +85,7 @@ def main(
     attacks = names_in("only", only, ATTACKS) if only else list(ATTACKS)
     superlink = "Flower's" if flower else "behind nginx"
     # The seed is that of the federation; attackers draw nothing.
-    origin = {"revision": LOADED_REVISION, "seed": 0, "processor": machine()["processor"]}
+    origin = {"revision": loaded_revision(), "seed": 0, "processor": machine()["processor"]}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name, Siege(Path(name), guarded=not flower) as siege:
         quiet = [siege.phase(seconds=QUIET * seconds, rounds=2)]

@@ -23,8 +23,7 @@ from fedif_flower.client.training import train_local
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import Dropout, build_model
 from fedif_flower.tasks.modules import image_format, to_memory_format
-from fedif_studies.benchmarks.common import Figure, report
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, report, run_benchmark
 
 CLASSES = 10
 STEPS = 20
@@ -170,4 +169,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

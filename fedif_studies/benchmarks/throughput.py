@@ -32,8 +32,7 @@ from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.data.datasets import Normalization, load_dataset, to_pixels
 from fedif_flower.tasks.data.partition import dirichlet_partition
 from fedif_flower.tasks.models import build_model
-from fedif_studies.benchmarks.common import Figure, alone, report
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, alone, report, run_benchmark
 
 CLIENTS = 100
 FLOOR = "floor"  # The contender that only trains, in bare processes.
@@ -190,4 +189,4 @@ def figures_of(step_ms: Mapping[str, Sequence[float]], steps: float) -> list[Fig
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

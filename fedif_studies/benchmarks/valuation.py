@@ -21,8 +21,7 @@ from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, JudgedRound, build_round, judge
-from fedif_studies.benchmarks.common import Figure, Timing, repeat, report
-from fedif_studies.lab.commands import run_study
+from fedif_studies.benchmarks.common import Figure, Timing, repeat, report, run_benchmark
 
 NUM_SAMPLES = 50  # AFedSV's samples for each size of coalitions.
 _QUICK_DRAWS = 10  # Without --full, so many drawn coalitions are evaluated: one of each size.
@@ -128,4 +127,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run_study(main)
+    run_benchmark(main)

@@ -20,7 +20,7 @@ from fedif_flower.settings import AUTO, Scalar
 from fedif_flower.storage import content_key
 from fedif_flower.tasks.images import settled
 from fedif_flower.words import listed
-from fedif_studies.rows import LOADED_REVISION, machine
+from fedif_studies.rows import machine
 
 LABEL = "cell.json"  # In a run's folder: what the run's settings do not say, see Cell.label.
 # In an output folder: the locks of the cells that processes run, and runs that are not results yet.
@@ -76,16 +76,18 @@ class Cell:
                     "the same command measures the new one"
                 )
 
-    def label(self, *, goes_on: bool) -> None:
+    def label(self, revision: str, *, goes_on: bool) -> None:
         """Write into its directory what a report cannot derive from the settings.
 
         Parameters
         ----------
+        revision : str
+            The revision that ran it.
         goes_on : bool
-            Whether an earlier process ran the first rounds: its revision is kept beside this one's.
+            Whether an earlier process ran the first rounds: its revision is kept beside this one.
         """
         file = JsonFile(self.config.run_dir / LABEL)
-        revisions = [LOADED_REVISION]
+        revisions = [revision]
         if goes_on:
             earlier = file.read()["revision"] if file.path.exists() else _UNKNOWN
             revisions = [*earlier.split(_AND), *revisions]

@@ -14,10 +14,10 @@ from fedif_flower.errors import FedIFError, StorageError
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.parallel import carry_out, stopped_says_what_stays
 from fedif_studies.rows import (
-    LOADED_REVISION,
     Row,
     add_rows_unless,
     as_csv,
+    loaded_revision,
     machine,
     replace_rows,
     require_committed,
@@ -134,10 +134,11 @@ def _rows_of(measure: Measure, cell: Row) -> Sequence[Row]:
     FedIFError
         If there are no rows: the cell would stay missing.
     """
+    revision = loaded_revision()
     rows = measure(cell)
     if not rows:
         raise FedIFError("the measurement returned no rows")
-    return [{**row, "revision": LOADED_REVISION} for row in rows]
+    return [{**row, "revision": revision} for row in rows]
 
 
 class _WaitingRows:

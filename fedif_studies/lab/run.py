@@ -38,7 +38,7 @@ from fedif_studies.lab.cells import (
     is_of_other_code,
 )
 from fedif_studies.lab.parallel import CellTakenError, carry_out, stopped_says_what_stays, time_in
-from fedif_studies.rows import LOADED_REVISION, add_rows, machine
+from fedif_studies.rows import add_rows, loaded_revision, machine
 
 SECONDS_BETWEEN_LINES = 30.0  # Between two lines on the progress of one cell.
 FAILURES = "failures.csv"  # In a group's folder: a row for each time that one of its cells failed.
@@ -106,6 +106,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
         If a signal stops it. The same call then runs what is left; with ``again`` it runs all cells
         once more.
     """
+    note_failure = partial(_write_failure, loaded_revision())
     cells = distinct(cells)
     todo = [cell for cell in cells if again or find_result(cell) is None]
     if len(todo) < len(cells):
@@ -118,10 +119,10 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
             keep=lambda *_: None,  # A run writes its own folder: nothing is left to keep.
             name_of=lambda cell: cell.name,
             jobs=jobs,
-            note_failure=_write_failure,
+            note_failure=note_failure,
         )
     # A list, as all() of a generator would stop at the first failure and leave others unwritten.
-    are_complete = [_has_last_round(cell) for cell in cells]
+    are_complete = [_has_last_round(cell, note_failure) for cell in cells]
     return none_failed and all(are_complete)
 
 
@@ -136,7 +137,7 @@ def _tell_of_complete(cells: Sequence[Cell], num_complete: int) -> None:
         typer.echo(f"{of_other_code} of these were measured by another version of the library")
 
 
-def _has_last_round(cell: Cell) -> bool:
+def _has_last_round(cell: Cell, note_failure: Callable[[Cell, FedIFError], None]) -> bool:
     """Return whether a cell is complete and its last round did not fail; report it if it did."""
     run_dir = find_result(cell)
     if run_dir is None:
@@ -145,7 +146,7 @@ def _has_last_round(cell: Cell) -> bool:
         require_last_round(run_dir)
     except FedIFError as error:
         typer.echo(f"failed: {cell.name}: {error}", err=True)
-        _write_failure(cell, error)
+        note_failure(cell, error)
         return False
     return True
 
@@ -187,8 +188,8 @@ def report_held(output_dir: Path) -> Iterator[None]:
         yield
 
 
-def _write_failure(cell: Cell, error: FedIFError) -> None:
-    """Add a row with the reason to the failures of the cell's group.
+def _write_failure(revision: str, cell: Cell, error: FedIFError) -> None:
+    """Add a row with the reason and the revision to the failures of the cell's group.
 
     Where the disk is full, the failure is only printed.
     """
@@ -198,7 +199,7 @@ def _write_failure(cell: Cell, error: FedIFError) -> None:
         "reason": " ".join(str(error).split()),
         "seed": cell.config.seed,
         "device": cell.config.device,
-        "revision": LOADED_REVISION,
+        "revision": revision,
         "processor": here["processor"],
         "date": here["date"],
     }
@@ -288,6 +289,7 @@ def _replace_result(cell: Cell, complete: Path) -> None:
 
 def _run(cell: Cell) -> None:
     cell.require_unchanged()
+    revision = loaded_revision()
     progress = CellProgress(cell.name, cell.config.num_server_rounds)
     is_labelled = False
 
@@ -296,13 +298,13 @@ def _run(cell: Cell) -> None:
         if not is_labelled:
             # The label is written in the first round and not at the end: if the run is stopped
             # and goes on later, the label has to name the revision that ran the first rounds.
-            cell.label(goes_on=row.round > 1)
+            cell.label(revision, goes_on=row.round > 1)
             is_labelled = True
         progress(row)
 
     run_federation(LocalGrid(task_app(), cell.config.num_clients), cell.config, on_row)
     if not is_labelled:  # No round was left: an earlier process ran all of them.
-        cell.label(goes_on=True)
+        cell.label(revision, goes_on=True)
 
 
 class CellProgress:

@@ -46,7 +46,7 @@ def test_a_name_or_share_that_is_not_known_is_refused(choice):
 
 def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
     monkeypatch.setattr(filling, "require_committed", lambda: None)
-    monkeypatch.setattr(filling, "LOADED_REVISION", "abc")
+    monkeypatch.setattr(filling, "loaded_revision", lambda: "abc")
     common = {**setup(), "num-clients": 5, "fraction-train": 0.8, "num-server-rounds": 2}
     wanted = bouts("Digits", [0], "median,NNM + RFA", "sign-flip", "0.4")
     path = tmp_path / "arena.csv"
@@ -60,7 +60,7 @@ def test_a_bout_leaves_a_row_and_is_not_played_again(tmp_path, monkeypatch):
         for bounds in ("none", own)
     ]
     assert all(0 <= float(row["accuracy"]) <= 1 and row["revision"] == "abc" for row in rows)
-    monkeypatch.setattr(filling, "LOADED_REVISION", "later")
+    monkeypatch.setattr(filling, "loaded_revision", lambda: "later")
     assert play(path, wanted[:1], {**common, "local-epochs": 1}, jobs=1, again=True)
     of_revision = Counter(row["revision"] for row in read_rows(path))
     assert of_revision == {"abc": len(rows) - 1, "later": 1}

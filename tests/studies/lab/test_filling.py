@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import platform
+import runpy
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from fedif_studies.lab import filling
 from fedif_studies.lab.commands import run_study
 from fedif_studies.lab.filling import fill, missing
 from fedif_studies.lab.parallel import GridInterrupted
-from fedif_studies.rows import LOADED_REVISION, NO_SEED, Row, add_rows, put_derived
+from fedif_studies.rows import NO_SEED, Row, add_rows, loaded_revision, put_derived
 from tests.studies.lab.small import full_disk
 
 CELLS: list[Row] = [{"name": name, "share": 0.5, "seed": 0} for name in "abc"]
@@ -36,7 +37,7 @@ ORIGIN = {"revision": "abc", "seed": 0}
 @pytest.fixture(autouse=True)
 def _revision(monkeypatch):
     monkeypatch.setattr(filling, "require_committed", lambda: None)
-    monkeypatch.setattr(filling, "LOADED_REVISION", "abc")
+    monkeypatch.setattr(filling, "loaded_revision", lambda: "abc")
 
 
 def doubled(cell: Row) -> list[Row]:
@@ -59,7 +60,7 @@ def test_what_has_a_row_is_not_measured_and_an_error_ends_its_own_cell(tmp_path,
     assert "failed: b, 0.5, 0: RuntimeError('out of memory')" in capsys.readouterr().err
     rows = [(row["name"], row["figure"], row["revision"]) for row in read_rows(path)]
     # The revision is that of the process that measured: with one job, of this one.
-    measured_by = "abc" if jobs == 1 else LOADED_REVISION
+    measured_by = "abc" if jobs == 1 else loaded_revision()
     assert rows == [("a", "7", ""), ("c", "0.5", measured_by), ("c", "2", measured_by)]
     assert missing(path, CELLS) == [CELLS[1]]
 
@@ -294,13 +295,58 @@ def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
     assert read_rows(path) == [{"mean": "2"}]
 
 
+@pytest.fixture
+def _asked_anew():
+    rows_of.loaded_revision.cache_clear()
+    yield
+    rows_of.loaded_revision.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
 def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
+    checked_out = iter(["loaded", "committed while it ran"])
+    monkeypatch.setattr(rows_of, "revision", lambda: next(checked_out))
+    monkeypatch.setattr(rows_of, "_was_edited_after_import", lambda: False)
     monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(rows_of, "revision", lambda: "committed while it ran")
-    figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
-    common.report("Norms", "norms", [figure], write=True, full=False)
+    monkeypatch.setattr(common, "run_study", lambda benchmark: benchmark())
+
+    def benchmark() -> None:
+        figure = common.Figure("norm", 1.0, 2.0, "ms", 0.5, "")
+        common.report("Norms", "norms", [figure], write=True, full=False)
+
+    common.run_benchmark(benchmark)
     (row,) = read_rows(tmp_path / "bench-quick-norms.csv")
-    assert (row["revision"], row["seed"]) == (LOADED_REVISION, "0")
+    assert (row["revision"], row["seed"]) == ("loaded", "0")
+
+
+@pytest.mark.usefixtures("_asked_anew")
+@pytest.mark.parametrize(
+    ("checked_out", "seconds_after_import", "loaded"),
+    [
+        ("abc", -1, "abc"),
+        ("abc", 1, "abc-changed"),
+        ("abc-changed", 1, "abc-changed"),
+    ],
+)
+def test_code_that_was_edited_after_its_import_is_of_no_revision(
+    tmp_path, monkeypatch, checked_out, seconds_after_import, loaded
+):
+    file = tmp_path / "fedif_flower" / "rule.py"
+    file.parent.mkdir()
+    file.touch()
+    written_at = rows_of._LOADED_AT + seconds_after_import
+    os.utime(file, (written_at, written_at))
+    monkeypatch.setattr(rows_of, "RESULTS", tmp_path / "docs" / "results")
+    monkeypatch.setattr(rows_of, "revision", lambda: checked_out)
+    assert rows_of.loaded_revision() == loaded
+
+
+def test_importing_the_rows_of_studies_starts_no_process(monkeypatch):
+    def refuse(*command: object, **_: object) -> None:
+        raise AssertionError(f"a process: {command}")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    assert runpy.run_path(rows_of.__file__)["NO_SEED"] == NO_SEED
 
 
 def test_another_project_around_an_installed_package_is_none_of_its_revision(tmp_path, monkeypatch):

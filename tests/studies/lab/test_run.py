@@ -27,7 +27,7 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
-from fedif_studies.lab import cells, measurements, run, sweep_report
+from fedif_studies.lab import measurements, run, sweep_report
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
 from fedif_studies.lab.measurements import find_measurements, read_measurement
 from fedif_studies.lab.parallel import GridInterrupted
@@ -54,7 +54,7 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     [row] = read_rows(bad.config.run_dir.parent / "failures.csv")
     assert row["cell"] == "bad"
     assert row["reason"].startswith("output-dir = ")
-    assert (row["seed"], row["device"], row["revision"]) == ("1", "cpu", rows_of.LOADED_REVISION)
+    assert (row["seed"], row["device"], row["revision"]) == ("1", "cpu", rows_of.loaded_revision())
     assert row["processor"] == rows_of.machine()["processor"]
     bad.config.run_dir.unlink()
     assert run_cells([bad, good, small_cell(tmp_path, "also bad", seed=1)], 1)
@@ -67,13 +67,29 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     assert "1 of these were measured by another version of the lib" in capsys.readouterr().out
 
 
+@pytest.fixture
+def _asked_anew():
+    rows_of.loaded_revision.cache_clear()
+    yield
+    rows_of.loaded_revision.cache_clear()
+
+
+@pytest.mark.usefixtures("_asked_anew")
 def test_a_cell_is_of_the_revision_that_ran_whatever_is_checked_out_meanwhile(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(rows_of, "revision", lambda: "checked out before the first round")
+    run_rounds = run.run_federation
+
+    def check_out_and_run_rounds(*federation: Any) -> Path:
+        monkeypatch.setattr(rows_of, "revision", lambda: "checked out before the first round")
+        return run_rounds(*federation)
+
+    monkeypatch.setattr(run, "run_federation", check_out_and_run_rounds)
+    monkeypatch.setattr(rows_of, "revision", lambda: "loaded")
+    monkeypatch.setattr(rows_of, "_was_edited_after_import", lambda: False)
     cell = small_cell(tmp_path)
     assert run_cells([cell], 1)
-    assert revision_of(cell) == rows_of.LOADED_REVISION
+    assert revision_of(cell) == "loaded"
 
 
 def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, monkeypatch):
@@ -81,7 +97,7 @@ def test_a_cell_that_goes_on_is_of_the_revisions_of_all_its_rounds(tmp_path, mon
     # The first has no checkpoint when it is stopped: its rounds are run again.
     starts = [("first", 1), ("old", 2), ("newer", 3), ("newer", None)]
     for loaded, stops_at in starts:
-        monkeypatch.setattr(cells, "LOADED_REVISION", loaded)
+        monkeypatch.setattr(run, "loaded_revision", lambda loaded=loaded: loaded)
 
         def stop(_: CellProgress, row: Round, last: int | None = stops_at) -> None:
             if row.round == last:
