@@ -221,18 +221,6 @@ class _Counted:
 
 
 @dataclass(frozen=True)
-class _AccountGain:
-    """What the model gained; :class:`Account` has and describes the same attributes."""
-
-    decrease: float | None
-    attributed: float
-    remainder: float
-    left_out_decrease: float
-    decisive_round: int | None
-    decisive: float
-
-
-@dataclass(frozen=True)
 class _Shares:
     """The members' shares of what was gained, in the members' order.
 
@@ -300,11 +288,17 @@ def settle(
     members = _member_accounts(counted, shares, noise_ends, intervals_of_mix)
     held_out = judge_held_out(records, counted.used, standing, is_accepted=accept_held_out)
     first_loss, last_loss = first_and_last_loss(losses_of(counted.since.rounds))
+    decisive_round, decisive = _decisive_round(counted.used)
     return Account(
-        **vars(_gain(counted)),
         rounds=len(counted.since.rounds),
         loss_before=first_loss,
         loss_after=last_loss,
+        decrease=_decrease(counted.since),
+        attributed=math.fsum(row.attributed for row in counted.used.rounds),
+        remainder=counted.used.remainder,
+        left_out_decrease=_left_out_decrease(counted),
+        decisive_round=decisive_round,
+        decisive=decisive,
         budget_cents=budget_cents,
         first_round=from_round,
         left_out=counted.left_out,
@@ -345,33 +339,29 @@ def _count(records: RunRecords, pay_by: PayBy, from_round: int) -> _Counted:
     )
 
 
-def _gain(counted: _Counted) -> _AccountGain:
-    """Return what the model gained."""
-    since = counted.since
-    used = counted.used
-    # The fall is the one between the ends of the run, with the rounds left out.
+def _decrease(since: RunRecords) -> float | None:
+    """Return how much the loss fell between the ends of the run; ``None``: it is not known."""
     fall = fall_of(since.rounds)
-    decrease: float | None = None
-    if math.isfinite(fall):
-        decrease = fall
-    left_out_decrease = 0.0
-    if counted.left_out:  # Then the fall is finite: without a fall, no round is left out.
-        left_out_decrease = fall - used.decrease
+    if not math.isfinite(fall):
+        return None
+    return fall
+
+
+def _left_out_decrease(counted: _Counted) -> float:
+    """Return how much the rounds left out lowered the loss; 0 if none is left out."""
+    if not counted.left_out:
+        return 0.0
+    # The fall is finite: without a fall, no round is left out.
+    return fall_of(counted.since.rounds) - counted.used.decrease
+
+
+def _decisive_round(used: RunRecords) -> tuple[int | None, float]:
+    """Return the number of the decisive round and what it gained; without one, ``None`` and 0."""
     attributed = [row.attributed for row in used.rounds]
-    decisive_round: int | None = None
-    decisive = 0.0
     row = decisive_row(attributed)
-    if row is not None:
-        decisive_round = used.rounds[row].round
-        decisive = attributed[row]
-    return _AccountGain(
-        decrease=decrease,
-        attributed=math.fsum(attributed),
-        remainder=used.remainder,
-        left_out_decrease=left_out_decrease,
-        decisive_round=decisive_round,
-        decisive=decisive,
-    )
+    if row is None:
+        return None, 0.0
+    return used.rounds[row].round, attributed[row]
 
 
 def _shares(counted: _Counted, ties: Ties, budget_cents: int | None) -> _Shares:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedif_consortium.statement.luck import Between
+from fedif_consortium.statement.member_facts import MemberFacts
 from fedif_consortium.statement.settings import RELATIVE
 
 Level = Literal["accept", "review", "quarantine"]
@@ -26,40 +27,11 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemberAccount:
-    """The account of one member over the whole run.
+class MemberAccount(MemberFacts):
+    """The account of one member over the whole run: the facts, and what it is due.
 
     Attributes
     ----------
-    client_id : int
-        The member's lasting id.
-    partition_id : int
-        The part of the data that the member says it holds; -1: unknown.
-    name : str
-        What pages call the member.
-    page : str
-        The path of its page below the statement's folder. The number in it is the member's
-        position, not its id, because members get to see these paths.
-    asked : int
-        The number of rounds in which the member was asked.
-    taken_part : int
-        In how many of them its reply was accepted.
-    refused : int
-        In how many of them its reply was refused.
-    away : int
-        In how many of them no reply came, or an error in its place.
-    late : int
-        How many of the accepted replies came after their round.
-    signed : int
-        How many of the accepted replies the member signed.
-    revoked_in : int, optional
-        The round in which it was seen that the operator ended its registration.
-    examples : float, optional
-        The largest number of examples that it claimed and was believed.
-    weight_score : float, optional
-        The weight score Omega after its last round.
-    refusals : tuple of (str, int)
-        Reasons why replies did not count, and how often each occurred.
     contribution : float
         The contribution, in nats of validation loss; negative: the member raised the loss.
     credited : float
@@ -67,25 +39,11 @@ class MemberAccount:
     left_out_harm : float
         How much its updates raised the loss in the rounds that are left out, all of them together,
         in multiples of what the whole run lowered it by; 0: they did not.
-    by_class : tuple of float
-        The contribution by class; empty: contributions are not split by class.
-    equal_part : float
-        What the contribution would be if everybody with a part in a round's step had contributed
-        the same. With server momentum, these include members whose earlier updates are carried on.
     other_rounds : float, optional
         The contribution without the decisive round; ``None``: there is no such round.
     per_draw : float, optional
         The contribution divided by the number of rounds in which the member was drawn; ``None``: it
         was drawn in none.
-    length, weight, borrowed : float
-        The length of its updates, its weight, and how much its updates repeat the last global
-        steps: means over its rounds, in multiples of what is usual.
-    opposed_rounds : int
-        The number of rounds in which its update and another member's cancelled each other.
-    has_same_part : bool
-        Whether its updates have the same own part as another member's.
-    is_weighed_by_length : bool
-        Whether longer updates had more weight in this run.
     place : int
         The member's place among all, from 1, by the credits that shares are computed from.
     alike : int
@@ -111,33 +69,11 @@ class MemberAccount:
         Accept, review or quarantine, and why.
     """
 
-    client_id: int
-    partition_id: int
-    name: str
-    page: str
-    asked: int
-    taken_part: int
-    refused: int
-    away: int
-    late: int
-    signed: int
-    revoked_in: int | None
-    examples: float | None
-    weight_score: float | None
-    refusals: tuple[tuple[str, int], ...]
     contribution: float
     credited: float
     left_out_harm: float
-    by_class: tuple[float, ...]
-    equal_part: float
     other_rounds: float | None
     per_draw: float | None
-    length: float
-    weight: float
-    borrowed: float
-    opposed_rounds: int
-    has_same_part: bool
-    is_weighed_by_length: bool
     place: int
     alike: int
     own_share: float

@@ -30,7 +30,54 @@ _NEVER_ASKED = MemberTurns(
 
 @dataclass(frozen=True, kw_only=True)
 class MemberFacts:
-    """The facts about one member; ``MemberAccount`` has and describes the same attributes."""
+    """The facts about one member that follow from the records of the rounds that count.
+
+    Attributes
+    ----------
+    client_id : int
+        The member's lasting id.
+    partition_id : int
+        The part of the data that the member says it holds; -1: unknown.
+    name : str
+        What pages call the member.
+    page : str
+        The path of its page below the statement's folder. The number in it is the member's
+        position, not its id, because members get to see these paths.
+    asked : int
+        The number of rounds in which the member was asked.
+    taken_part : int
+        In how many of them its reply was accepted.
+    refused : int
+        In how many of them its reply was refused.
+    away : int
+        In how many of them no reply came, or an error in its place.
+    late : int
+        How many of the accepted replies came after their round.
+    signed : int
+        How many of the accepted replies the member signed.
+    revoked_in : int, optional
+        The round in which it was seen that the operator ended its registration.
+    examples : float, optional
+        The largest number of examples that it claimed and was believed.
+    weight_score : float, optional
+        The weight score Omega after its last round.
+    refusals : tuple of (str, int)
+        Reasons why replies did not count, and how often each occurred.
+    by_class : tuple of float
+        The contribution by class; empty: contributions are not split by class.
+    equal_part : float
+        What the contribution would be if everybody with a part in a round's step had contributed
+        the same. With server momentum, these include members whose earlier updates are carried on.
+    length, weight, borrowed : float
+        The length of its updates, its weight, and how much its updates repeat the last global
+        steps: means over its rounds, in multiples of what is usual.
+    opposed_rounds : int
+        The number of rounds in which its update and another member's cancelled each other.
+    has_same_part : bool
+        Whether its updates have the same own part as another member's.
+    is_weighed_by_length : bool
+        Whether longer updates had more weight in this run.
+    """
 
     client_id: int
     partition_id: int
