@@ -42,7 +42,7 @@ from fedif_flower.errors import (
 from fedif_flower.foreign import read_toml, read_whole, refused_as
 from fedif_flower.run.logs import FORMATS
 from fedif_flower.settings import Settings, require_known, setting, take_section
-from fedif_flower.storage import require_private, write_atomically, write_private
+from fedif_flower.storage import make_private, require_private, write_atomically
 
 logger = logging.getLogger(__name__)
 MOST_BOXES = 2 * MOST_BYTES * MOST_MEMBERS  # The most bytes of a round's boxes as JSON.
@@ -127,7 +127,7 @@ def keeper_key(folder: Path) -> X25519PrivateKey:
     if not path.exists():
         _require_none_lost(folder)
         new_key = X25519PrivateKey.generate()
-        write_private(path, new_key.private_bytes_raw().hex().encode())
+        make_private(path, new_key.private_bytes_raw().hex().encode())
     require_private(path, "the keeper's key")
     with refused_as(ConfigError, f"{path} has no key of a keeper"):
         key = X25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))

@@ -9,12 +9,14 @@ import re
 import socket
 import ssl
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedif_consortium.evidence.chained_log import ChainedLog, open_log, read_log
 from fedif_consortium.masking import keeper_service
@@ -32,7 +34,9 @@ from fedif_consortium.masking.keeper_service import (
 )
 from fedif_consortium.masking.policy import KeeperPolicy
 from fedif_consortium.masking.ring import encode_weights
+from fedif_flower import storage
 from fedif_flower.errors import ConfigError, EvidenceError, KeeperError, StorageError
+from fedif_flower.storage import write_private
 from tests.consortium.masking.parties import RUN, Keeping
 
 UPDATES = np.random.default_rng(0).normal(size=(5, 1000)).astype(np.float32)
@@ -216,6 +220,17 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_what_is_left(tmp_path, left
     ):
         keeper_key(tmp_path)
     assert not (tmp_path / "box-key").exists()
+
+
+def test_a_key_that_another_process_makes_at_the_same_moment_is_taken(tmp_path, monkeypatch):
+    other_key = X25519PrivateKey.generate().private_bytes_raw()
+
+    def make_after_another(path: Path, content: bytes) -> None:
+        write_private(path, other_key.hex().encode())
+        write_private(path, content)
+
+    monkeypatch.setattr(storage, "write_private", make_after_another)
+    assert keeper_key(tmp_path).private_bytes_raw() == other_key
 
 
 @pytest.mark.parametrize("entry", [{"received": 1}, {"asked": "products", "answer": ""}])
