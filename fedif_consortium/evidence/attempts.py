@@ -51,7 +51,7 @@ def _from_hex(value: object) -> object:
 
 Hex = Annotated[bytes, BeforeValidator(_from_hex), PlainSerializer(bytes.hex)]
 _RunId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
-_Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class AgreedRun(BaseModel):
@@ -98,7 +98,7 @@ class Attempt(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     run: _RunId
-    config: _Sha256
+    config: Sha256
 
 
 class Attempts(BaseModel):

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_der_public_key
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
 
-from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts
+from fedif_consortium.evidence.attempts import MOST_ATTEMPTS, Attempt, Attempts, Sha256
 from fedif_consortium.evidence.dsse import Envelope, read_envelope
 from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, is_allowed, key_id
 from fedif_consortium.evidence.names import holder_of
@@ -50,7 +50,6 @@ ACCOUNT = "statement.json"
 TABLE = "statement.csv"
 PAGE = "statement.html"
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # A SHA-256; empty: it is not known.
 _Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 # A path below the run's folder, in ASCII, so that it can be printed to a terminal.

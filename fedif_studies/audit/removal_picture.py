@@ -155,7 +155,7 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
     low, high = limits(values)
     up = Scale(low, high, box.bottom, box.top)
     along = Scale(0.0, len(at_random) - 1.0, box.left + 0.5 * size, box.right - 0.5 * size)
-    horizontal_lines(drawing, box, up, most=6)
+    horizontal_lines(drawing, box, up)
     vertical_lines(drawing, box, along, most=5)
     drawing.text(
         (middle, box.bottom + 2.3 * size), "members gone", anchor="middle", classes="quiet"

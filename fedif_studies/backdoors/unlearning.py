@@ -23,6 +23,9 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_studies.backdoors.inversion import Triggers, held_out_images, invert_triggers
 
+PASSES = 5  # At most.
+STEPS = 300  # Of SGD, in each pass.
+
 
 class FoundTrigger(NamedTuple):
     """The smallest mask of an inversion: its class, its share of the median mask, and a verdict."""
@@ -38,8 +41,6 @@ def unlearn_triggers(
     targets: Tensor,
     *,
     small: float = 0.5,
-    passes: int = 5,
-    steps: int = 300,
     batch_size: int = 16,
     learning_rate: float = 0.001,
     momentum: float = 0.9,
@@ -70,10 +71,6 @@ def unlearn_triggers(
         ``[n]`` int64: the classes y.
     small : float
         In (0, 1).
-    passes : int
-        The largest number of passes, >= 1.
-    steps : int
-        The number of steps of SGD in each pass, >= 1.
     batch_size : int
         The number of images in a step of SGD, >= 1.
     learning_rate : float
@@ -107,7 +104,7 @@ def unlearn_triggers(
     optimizer = torch.optim.SGD(parameters, learning_rate, momentum)
     verdicts: list[FoundTrigger] = []
     to_unlearn: list[tuple[Triggers, int]] = []
-    for _ in range(passes):
+    for _ in range(PASSES):
         triggers = invert_triggers(model, inputs, answers.shape[1], generator=generator)
         label = triggers.smallest
         share = triggers.share_of_median(label)
@@ -115,7 +112,7 @@ def unlearn_triggers(
         if not share < small:
             break
         to_unlearn.append((triggers, label))
-        for rows in _batches(len(targets), batch_size, steps, generator):
+        for rows in _batches(len(targets), batch_size, generator):
             draw = int(torch.randint(len(to_unlearn), (), generator=generator))
             drawn_triggers, drawn_label = to_unlearn[draw]
             optimizer.zero_grad()
@@ -133,11 +130,9 @@ def _answers(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat([frozen(batch).softmax(dim=1) for batch in torch.split(inputs, 256)])
 
 
-def _batches(
-    count: int, batch_size: int, steps: int, generator: torch.Generator | None
-) -> Iterator[Tensor]:
-    """Yield the rows of ``steps`` batches, epoch after epoch."""
-    left = steps
+def _batches(count: int, batch_size: int, generator: torch.Generator | None) -> Iterator[Tensor]:
+    """Yield the rows of the batches of a pass, epoch after epoch."""
+    left = STEPS
     while left:
         order = torch.randperm(count, generator=generator)
         epoch = torch.split(order, batch_size)[:left]

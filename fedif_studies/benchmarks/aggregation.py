@@ -29,7 +29,15 @@ from fedif_flower.messages.models import model_arrays
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.models import build_model
-from fedif_studies.benchmarks.common import Figure, Timing, beside, repeat, report, run_benchmark
+from fedif_studies.benchmarks.common import (
+    Figure,
+    Timing,
+    beside,
+    memory_sizes,
+    repeat,
+    report,
+    run_benchmark,
+)
 
 NUM_CLIENTS = 10
 
@@ -118,7 +126,7 @@ def measure(judged: JudgedModel, times: int) -> list[Figure]:
     begin_and_wait()
     before = _reset_peak_memory()
     aggregate()
-    share = (_memory("VmHWM") - before) / (NUM_CLIENTS * validation.num_params * 4)
+    share = (memory_sizes()["VmHWM"] - before) / (NUM_CLIENTS * validation.num_params * 4)
     ready = repeat(aggregate, times, before=begin_and_wait)
     fedavg = repeat(lambda: flower.aggregate_train(1, replies), times).median
     gradient = best_bare_gradient(judged, max(times // 3, 1)).median
@@ -163,16 +171,7 @@ def _reset_peak_memory() -> int:
     # has freed, and the peak would not show it.
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # 5 resets VmHWM, see proc(5).
-    return _memory("VmRSS")
-
-
-def _memory(field: str) -> int:
-    """Return a size of this process in bytes, by its field in ``/proc/self/status`` (in KiB)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, size = line.partition(":")
-        if name == field:
-            return int(size.split()[0]) * 1024
-    raise LookupError(field)
+    return memory_sizes()["VmRSS"]
 
 
 def main(

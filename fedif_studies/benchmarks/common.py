@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from threading import Event, Thread
 from typing import Any, TypeVar
 
@@ -21,6 +22,10 @@ from fedif_studies.lab.commands import run_study
 from fedif_studies.rows import RESULTS, loaded_revision, machine, replace_all_rows
 
 T = TypeVar("T")
+MODELS = {
+    "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
+    "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
+}
 _SEED = "0"  # The seed of all models and data.
 
 
@@ -81,6 +86,16 @@ def sampling(read: Callable[[], T], samples: list[T], seconds: float) -> Iterato
     finally:
         stop.set()
         thread.join()
+
+
+def memory_sizes(process: int | str = "self") -> dict[str, int]:
+    """Return the sizes of a process's memory in bytes, by their names in proc(5) (Linux)."""
+    sizes = {}
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        name, _, size = line.partition(":")
+        if name.startswith(("Vm", "Rss")):  # In KiB: "VmRSS:   1024 kB".
+            sizes[name] = 1024 * int(size.split()[0])
+    return sizes
 
 
 def beside(name: str, ours: Timing, peer: float, aim: str = "", unit: str = "ms") -> Figure:

@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, cast
 
 import numpy as np
@@ -32,7 +31,14 @@ from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
 from fedif_flower.tasks.config import OWN
 from fedif_flower.tasks.task import Task
-from fedif_studies.benchmarks.common import Figure, alone, report, run_benchmark, sampling
+from fedif_studies.benchmarks.common import (
+    Figure,
+    alone,
+    memory_sizes,
+    report,
+    run_benchmark,
+    sampling,
+)
 
 ROUNDS = 2  # In the second round, the server still holds updates and models of the first.
 app = ClientApp()
@@ -108,11 +114,7 @@ def wander(message: Message, context: Context) -> Message:
 
 def resident_bytes(process: int | str = "self") -> tuple[int, int]:
     """Return the resident bytes of a process that are anonymous, and those of files or shared."""
-    sizes = {}
-    for line in Path(f"/proc/{process}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.startswith("Rss"):
-            sizes[name] = 1024 * int(value.split()[0])
+    sizes = memory_sizes(process)
     return sizes["RssAnon"], sizes["RssFile"] + sizes["RssShmem"]
 
 

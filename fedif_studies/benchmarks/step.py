@@ -23,15 +23,11 @@ from fedif_flower.client.training import train_local
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.models import Dropout, build_model
 from fedif_flower.tasks.modules import image_format, to_memory_format
-from fedif_studies.benchmarks.common import Figure, report, run_benchmark
+from fedif_studies.benchmarks.common import MODELS, Figure, report, run_benchmark
 
 CLASSES = 10
 STEPS = 20
 CONFIG = TrainingConfig(local_epochs=1, batch_size=16, learning_rate=0.001, momentum=0.9)
-MODELS = {
-    "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
-    "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
-}
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,10 @@ from fedif_flower.valuation import InfluenceValuation
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.valuation import ShapleyValuation
 from fedif_studies.benchmarks.authors_loop import NUM_CLIENTS, JudgedRound, build_round, judge
-from fedif_studies.benchmarks.common import Figure, Timing, repeat, report, run_benchmark
+from fedif_studies.benchmarks.common import MODELS, Figure, Timing, repeat, report, run_benchmark
 
 NUM_SAMPLES = 50  # AFedSV's samples for each size of coalitions.
 _QUICK_DRAWS = 10  # Without --full, so many drawn coalitions are evaluated: one of each size.
-MODELS = {
-    "CIFAR-10 CNN": ("cnn", (3, 32, 32)),
-    "Fashion-MNIST CNN": ("cnn-batch-norm", (1, 28, 28)),
-}
 
 
 class ValuationCost(NamedTuple):

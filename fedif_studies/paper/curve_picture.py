@@ -168,7 +168,7 @@ def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int
     up = Scale(low, high, box.bottom, box.top)
     # The paper's figures have room at the right of the last round.
     along = Scale(0.0, _LAST, box.left, box.right - 1.6 * size)
-    horizontal_lines(drawing, box, up, most=6)
+    horizontal_lines(drawing, box, up)
     vertical_lines(drawing, Box(box.left, box.top, along.end - box.left, box.height), along, most=5)
     _write_panel(drawing, box, panel, across)
     for row in panel.rows:

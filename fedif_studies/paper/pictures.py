@@ -126,7 +126,7 @@ def _draw_accuracies(
         low, high = limits(_ends_of_bars(points))
         for index, (column, box) in enumerate(zip(table.columns, grid.boxes, strict=True)):
             scale = Scale(low, high, box.bottom, box.top)
-            horizontal_lines(drawing, box, scale, most=6, labelled=grid.is_first(index))
+            horizontal_lines(drawing, box, scale, labelled=grid.is_first(index))
             _write_column(drawing, box, column)
             _draw_points(drawing, box, scale, table.rows, in_column(points, column))
         return grid.bottom

@@ -11,6 +11,7 @@ from fedif_studies.pictures.svg import Drawing, Kind, Look, width_of
 
 P = TypeVar("P")  # What a panel shows.
 
+_HORIZONTAL_LINES = 6  # At most one more is drawn, see Scale.ticks.
 _ROOM = 0.06  # Room at both ends of a scale, as a share of the range of its values.
 _ALLOWANCE = 1e-9  # In steps: a tick this far outside of a scale is there all the same (rounding).
 
@@ -279,12 +280,10 @@ def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> 
     return lines
 
 
-def horizontal_lines(
-    drawing: Drawing, box: Box, scale: Scale, *, most: int, labelled: bool = True
-) -> None:
+def horizontal_lines(drawing: Drawing, box: Box, scale: Scale, *, labelled: bool = True) -> None:
     """Draw a line at each round value, with the value at its left if ``labelled``."""
     size = drawing.size
-    for value in scale.ticks(most):
+    for value in scale.ticks(_HORIZONTAL_LINES):
         y = scale(value)
         drawing.line((box.left, y), (box.right, y))
         if labelled:
