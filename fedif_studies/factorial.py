@@ -343,8 +343,8 @@ def missing_cells(accuracies: Mapping[FactorialCell, float], data: str) -> list[
     The seeds from 0 to the largest one with a row are counted.
     """
     measured = {cell for cell in accuracies if cell.data == data}
-    seeds = 1 + max((cell.seed for cell in measured), default=0)
-    planned = set(cells([data], seeds))
+    last_seed = max((cell.seed for cell in measured), default=0)
+    planned = set(cells([data], seeds=last_seed + 1))
     missing = len(planned - measured)
     if not missing:
         return []

@@ -260,9 +260,14 @@ def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
     """
     tables = [_whole(run.names)]
     for end in ends:
-        rows: list[Cells] = [list(map(_text, line.values())) for line in end.lines_now()]
+        rows = [_cells_of(line) for line in end.lines_now()]
         tables.append((end.table.path.name, _with_header(end.table.columns, rows)))
     return _state(run, tables)
+
+
+def _cells_of(line: Mapping[str, object]) -> Cells:
+    """Return a line's cells as ``csv.writer`` would write them."""
+    return [_text(value) for value in line.values()]
 
 
 def _text(value: object) -> str:

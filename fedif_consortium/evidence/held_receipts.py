@@ -248,12 +248,14 @@ def _seen_attempts(
         The attempts; then the ids of runs of the same name whose heads are signed with none of
         these keys. They are not attempts at this run.
     """
+    if not name:
+        return (), ()
     attempts: set[SeenAttempt] = set()
     elsewhere = []
     for folder in {run_folder, *_run_folders(receipts_dir)}:
         paths = sorted(folder.glob("*.json"))
         # A server may name a run in one way in one message, and in another way in the next.
-        of_name = [path for path in paths if name and _name_in(path) == name]
+        of_name = [path for path in paths if _name_in(path) == name]
         if not of_name:
             continue
         contents = [_read(path, folder.name) for path in of_name]

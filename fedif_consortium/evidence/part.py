@@ -162,15 +162,17 @@ def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
     It is for a run whose last round is done, so that no head of another state can follow.
     """
     told_settings = before.config.read_if_there()
-    changed = {
-        key: value
-        for key, value in config.to_mapping().items()
-        if key not in HOW_IT_BEGINS and told_settings.get(key, value) != value
-    }
+    changed = {}
+    for key, value in config.to_mapping().items():
+        if key in HOW_IT_BEGINS:
+            continue
+        if told_settings.get(key, value) != value:
+            changed[key] = value
     if changed:
+        told = {key: told_settings[key] for key in changed}
         raise ConfigError(
             f"{_shown(changed)}: every round is done, and members were told of other settings; "
-            f"allowed: {_shown({key: told_settings[key] for key in changed})}"
+            f"allowed: {_shown(told)}"
         )
 
 

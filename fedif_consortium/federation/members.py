@@ -53,8 +53,9 @@ def invite(folder: FederationFolder, name: str) -> Path:
     path = folder.invitation(name)
     with exclusive_lock(folder.lock):
         members = folder.members()
-        number = 1 + max((member.number for member in members.values()), default=-1)
-        member = members.get(name) or MemberRecord(name=name, number=number, invited=_now())
+        last_number = max((member.number for member in members.values()), default=-1)
+        fresh = MemberRecord(name=name, number=last_number + 1, invited=_now())
+        member = members.get(name, fresh)
         if name not in members:
             # No statement could be made of a run with two names that read alike. Removed members
             # count too, since they stay in their runs' statements.
@@ -371,9 +372,10 @@ def _runs_of(folder: FederationFolder, member: MemberRecord) -> list[RunFolder]:
         run = RunFolder(path)
         for attempt in (run, *run.attempts_put_aside()):
             # A member that was online but never asked is in the last two tables only.
-            tables = (attempt.clients, attempt.attendance, attempt.names)
-            client_ids = {row["client_id"] for table in tables for row in table.read()}
-            if client_ids & _client_ids(attempt, member):
+            in_records: set[str] = set()
+            for table in (attempt.clients, attempt.attendance, attempt.names):
+                in_records.update(row["client_id"] for row in table.read())
+            if in_records & _client_ids(attempt, member):
                 runs.append(attempt)
     return runs
 

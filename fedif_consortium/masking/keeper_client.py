@@ -53,9 +53,9 @@ def trusting(protocol: int, trusted: str, certificate: str, key: str, keys: str)
     # With this flag, the trusted certificate is enough by itself, without its authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.verify_mode = ssl.CERT_REQUIRED
-    trusted_path, certificate_path, key_path = (
-        str(Path(path).expanduser()) for path in (trusted, certificate, key)
-    )
+    trusted_path = str(Path(trusted).expanduser())
+    certificate_path = str(Path(certificate).expanduser())
+    key_path = str(Path(key).expanduser())
     for path in (trusted_path, certificate_path, key_path):
         with refused_as(ConfigError, f"{keys}: {path} cannot be read"):
             read_whole(Path(path))

@@ -279,7 +279,8 @@ class OutgoingPolicy:
         If there is no noise and nothing to shorten, the result is empty. Then the arrays leave as
         the app returned them, since model + (array - model) would round.
         """
-        length = math.sqrt(sum(float(np.sum(update**2)) for update in updates.values()))
+        squared_norms = [float(np.sum(update**2)) for update in updates.values()]
+        length = math.sqrt(sum(squared_norms))
         if not math.isfinite(length):
             _refuse("the update is not finite")
         limit = self.settings.clip_length

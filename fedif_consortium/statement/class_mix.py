@@ -63,7 +63,8 @@ def class_mix(records: RunRecords) -> ClassMix | None:
     is_split = all(len(part.by_class) == len(mix) for part in records.parts)
     if not mix or not is_split or radius == 0:
         return None
-    return ClassMix(radius, sum(part > 0 for part in mix))
+    classes = len([share for share in mix if share > 0])
+    return ClassMix(radius, classes)
 
 
 def mix_intervals(

@@ -304,11 +304,12 @@ class Watched:
         member is not asked (``attendance.csv``).
         """
         presences = _by_client(self.folder.attendance, {"presence": ("string", "last")})
-        return [
-            client_id
-            for client_id, last_status in last_statuses.items()
-            if "revoked" in (last_status, presences.get(client_id, {}).get("presence"))
-        ]
+        revoked = []
+        for client_id, last_status in last_statuses.items():
+            presence = presences.get(client_id, {}).get("presence")
+            if "revoked" in (last_status, presence):
+                revoked.append(client_id)
+        return revoked
 
     def _states(self, last_statuses: Mapping[int, str]) -> dict[int, str]:
         """Return members' states by client id: in the present round, or their last status."""

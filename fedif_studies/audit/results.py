@@ -142,7 +142,8 @@ def _seeds_of_measures(audited: Audited) -> str:
     trained = sorted({line["seed"] for line in audited.retrained})
     words += f" Seeds of retraining: {', '.join(trained) or 'none'}."
     count = len(RETRAINED) * RETRAINING_SEEDS
-    missing = count - len({(row["case"], row["seed"]) for row in audited.retrained})
+    measured = {(row["case"], row["seed"]) for row in audited.retrained}
+    missing = count - len(measured)
     if missing:
         words += f" Missing: {missing} of {count} retrainings."
     return words

@@ -10,7 +10,6 @@ rows among the committed ones.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import statistics
@@ -69,7 +68,9 @@ def row_of(attack: str, seconds: float, beside: Phase, quiet: list[Phase]) -> di
 
 def _mean_of_quiet(quiet: list[Phase]) -> float:
     """Return the mean seconds of rounds without an attack; NaN if there are none."""
-    seconds = list(itertools.chain.from_iterable(phase.seconds for phase in quiet))
+    seconds: list[float] = []
+    for phase in quiet:
+        seconds += phase.seconds
     if not seconds:
         return math.nan
     return statistics.mean(seconds)
