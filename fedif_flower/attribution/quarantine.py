@@ -20,15 +20,15 @@ from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
 
-LEAST_LOOKS = 4  # A member is judged after so many rounds (since its last quarantine).
-LONGEST_MEMORY = 8  # Its mean worth is taken over at most so many of its last rounds.
-LEAST_MEMBERS = 5  # Fewer members do not show what is usual.
+LEAST_ROUNDS = 4  # A member is judged after so many rounds (since its last quarantine).
+ROUNDS_AVERAGED = 8  # Its mean worth is taken over at most so many of its last rounds.
+LEAST_MEMBERS = 5  # Members are compared with each other: fewer do not show which worth is usual.
 CONFIDENCE = 0.95
 UNUSUAL = 5.0  # In robust standard deviations below the members' median.
-LONGEST_COUNT = 32  # Bad rounds are counted among at most so many of a member's last rounds.
-LEAST_BAD = 3  # A member with fewer bad rounds is not left out for them.
-HONEST_BAD = 0.02  # Part of an honest member's rounds that are bad; 0 to 2 % was measured.
-CHANCE = 0.0001  # Small, since members are judged hundreds of times in a run.
+ROUNDS_COUNTED = 32  # Bad rounds are counted among at most so many of a member's last rounds.
+LEAST_BAD_ROUNDS = 3  # A member with fewer bad rounds is not left out for them.
+HONEST_BAD_RATE = 0.02  # Part of an honest member's rounds that are bad; 0 to 2 % was measured.
+SIGNIFICANCE = 0.0001  # Small, since members are judged hundreds of times in a run.
 FIRST_PAUSE = 4  # In turns; the pause doubles with each quarantine of the member.
 LONGEST_PAUSE = 64  # In turns.
 
@@ -59,8 +59,8 @@ class _Member:
     """What is known of a member from its rounds since its last quarantine."""
 
     # What its update was worth in each of its last rounds, and whether that round was bad.
-    worths: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST_MEMORY))
-    bad: deque[bool] = field(default_factory=lambda: deque(maxlen=LONGEST_COUNT))
+    worths: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_AVERAGED))
+    bad: deque[bool] = field(default_factory=lambda: deque(maxlen=ROUNDS_COUNTED))
     pause: int = FIRST_PAUSE  # The length of the next quarantine, in turns.
     until_round: int = 0  # The first round after the last quarantine; 0: there was none.
 
@@ -96,7 +96,7 @@ class Quarantine(Callback):
     server's momentum carries on.
 
     **On average.** A member is quarantined if both hold for the mean of its :math:`x_i` over its
-    last :data:`LONGEST_MEMORY` rounds, at least :data:`LEAST_LOOKS`:
+    last :data:`ROUNDS_AVERAGED` rounds, at least :data:`LEAST_ROUNDS`:
 
     - the upper end of the mean's one-sided t interval (:data:`CONFIDENCE`) is below 0;
     - the mean is more than :data:`UNUSUAL` robust standard deviations (1.4826 times the median
@@ -107,10 +107,10 @@ class Quarantine(Callback):
     counted as well. A round is bad for a member if :math:`x_i < 0` and :math:`x_i` is more than
     :data:`UNUSUAL` robust standard deviations below the round's median. These deviations are those
     of the clients above the median, since those below it may be attackers. A member is quarantined
-    if b of its last n rounds were bad (n at most :data:`LONGEST_COUNT`), b is at least
-    :data:`LEAST_BAD`, and an honest member would have so many by chance with a probability below
-    :data:`CHANCE`: :math:`P(B_{n,q} \ge b) <` :data:`CHANCE`, with :math:`B_{n,q}` a binomial
-    variable and q = :data:`HONEST_BAD`.
+    if b of its last n rounds were bad (n at most :data:`ROUNDS_COUNTED`), b is at least
+    :data:`LEAST_BAD_ROUNDS`, and an honest member would have so many by chance with a probability
+    below :data:`SIGNIFICANCE`: :math:`P(B_{n,q} \ge b) <` :data:`SIGNIFICANCE`, with
+    :math:`B_{n,q}` a binomial variable and q = :data:`HONEST_BAD_RATE`.
 
     A quarantined member is not drawn for :data:`FIRST_PAUSE` turns, and for twice as many with each
     new quarantine, up to :data:`LONGEST_PAUSE`. A turn is the number of rounds in which a member
@@ -118,7 +118,7 @@ class Quarantine(Callback):
     those with :math:`a_i > 0`. After the quarantine the member is judged by its later updates
     alone, so that everybody can come back.
 
-    Nobody is judged while fewer than :data:`LEAST_MEMBERS` members have had :data:`LEAST_LOOKS`
+    Nobody is judged while fewer than :data:`LEAST_MEMBERS` members have had :data:`LEAST_ROUNDS`
     rounds. A round with fewer than :data:`LEAST_MEMBERS` clients that count is bad for nobody.
 
     Parameters
@@ -181,7 +181,7 @@ class Quarantine(Callback):
         """
         rounds = self.attribution.rounds
         while self._judged < len(rounds) and rounds[self._judged].server_round <= server_round - 2:
-            self._take_in(rounds[self._judged], num_nodes=len(nodes))
+            self._judge_round(rounds[self._judged], num_nodes=len(nodes))
             self._judged += 1
         until = {client_id: member.until_round for client_id, member in self._members.items()}
         return [node for node in nodes if until.get(node.client_id, 0) <= server_round]
@@ -211,7 +211,7 @@ class Quarantine(Callback):
         self._members = members
         self.decisions = decisions
 
-    def _take_in(self, attributed: RoundAttribution, num_nodes: int) -> None:
+    def _judge_round(self, attributed: RoundAttribution, num_nodes: int) -> None:
         """Note what members were worth in a round, and quarantine those that are to be left out.
 
         Parameters
@@ -226,9 +226,9 @@ class Quarantine(Callback):
         means = self._mean_worths()
         if len(means) < LEAST_MEMBERS:
             return
-        everyone = np.array(list(means.values()))
-        median = float(np.median(everyone))
-        spread = 1.4826 * float(np.median(np.abs(everyone - median)))
+        all_means = np.array(list(means.values()))
+        median = float(np.median(all_means))
+        spread = 1.4826 * float(np.median(np.abs(all_means - median)))
         turn = math.ceil(num_nodes / max(len(worths), 1))  # In rounds.
         for client in attributed.clients:
             client_id = client.client_id
@@ -257,19 +257,21 @@ class Quarantine(Callback):
                 member.bad.append(client_id in bad)
 
     def _mean_worths(self) -> dict[int, float]:
-        """Return the mean worth of each member with at least :data:`LEAST_LOOKS` rounds, by id."""
+        """Return the mean worth of each member with at least :data:`LEAST_ROUNDS` rounds, by id."""
         return {
             client_id: float(np.mean(member.worths))
             for client_id, member in self._members.items()
-            if len(member.worths) >= LEAST_LOOKS
+            if len(member.worths) >= LEAST_ROUNDS
         }
 
     def _tell(self, decision: Decision) -> None:
         """Log a decision, store it and pass it to ``on_decision``."""
-        who = "a member"
+        label = "a member"
         if self._nodes is not None:
-            who = self._nodes.labels([decision.client_id])[decision.client_id]
-        logger.info("%s is left out until round %d: %s", who, decision.until_round, decision.reason)
+            label = self._nodes.labels([decision.client_id])[decision.client_id]
+        logger.info(
+            "%s is left out until round %d: %s", label, decision.until_round, decision.reason
+        )
         self.decisions.append(decision)
         if self._on_decision is not None:
             self._on_decision(decision)
@@ -300,10 +302,10 @@ def _bad_too_often(member: _Member) -> str:
     """Return why a member is left out for its bad rounds; empty: it is not."""
     count = sum(member.bad)
     rounds = len(member.bad)
-    if count < LEAST_BAD:
+    if count < LEAST_BAD_ROUNDS:
         return ""
     chance = chance_of(count, rounds)
-    if chance >= CHANCE:
+    if chance >= SIGNIFICANCE:
         return ""
     return (
         f"{count} of its last {rounds} rounds were far worse than others'; an honest "
@@ -316,27 +318,28 @@ def relative_worths(attributed: RoundAttribution) -> dict[int, float]:
 
     Clients without a positive coefficient are left out. Empty where every contribution is 0.
     """
-    units = {}
+    by_unit = {}  # What a unit of each client's update contributed.
     for client in attributed.clients:
         if client.coefficient > 0:
-            of_this_update = client.contribution - client.carried
-            units[client.client_id] = of_this_update / client.coefficient
-    if not units:
+            # Without what its earlier updates contributed.
+            contributed = client.contribution - client.carried
+            by_unit[client.client_id] = contributed / client.coefficient
+    if not by_unit:
         return {}
-    scale = float(np.mean(np.abs(list(units.values()))))
+    scale = float(np.mean(np.abs(list(by_unit.values()))))
     if not scale:
         return {}
-    return {client_id: unit / scale for client_id, unit in units.items()}
+    return {client_id: worth / scale for client_id, worth in by_unit.items()}
 
 
 def far_worse(worths: Mapping[int, float]) -> set[int]:
     """Return the clients for which a round was bad: their updates did harm, far beyond others'."""
     if len(worths) < LEAST_MEMBERS:
         return set()
-    everyone = np.array(list(worths.values()))
-    median = float(np.median(everyone))
+    all_worths = np.array(list(worths.values()))
+    median = float(np.median(all_worths))
     # Only deviations above the median: the clients below it may be attackers.
-    spread = 1.4826 * float(np.median((everyone - median)[everyone >= median]))
+    spread = 1.4826 * float(np.median((all_worths - median)[all_worths >= median]))
     least_usual = min(0.0, median - UNUSUAL * spread)
     return {client_id for client_id, worth in worths.items() if worth < least_usual}
 
@@ -345,7 +348,7 @@ def chance_of(count: int, rounds: int) -> float:
     """Return the probability that an honest member has ``count`` >= 1 or more bad rounds."""
     from scipy.special import bdtrc
 
-    return float(bdtrc(count - 1, rounds, HONEST_BAD))
+    return float(bdtrc(count - 1, rounds, HONEST_BAD_RATE))
 
 
 def upper_bound(values: Sequence[float]) -> float:

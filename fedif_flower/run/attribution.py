@@ -255,7 +255,9 @@ class Quarantined(RunPart):
         allowed = '"simpson" or "adaptive" with quarantine.on'
         require(fits, "attribution", config.attribution, allowed)
         fits = config.num_clients >= LEAST_MEMBERS
-        allowed = f"at least {LEAST_MEMBERS} with quarantine.on: fewer do not show what is usual"
+        allowed = (
+            f"at least {LEAST_MEMBERS} with quarantine.on, which compares them with each other"
+        )
         require(fits, "num-clients", config.num_clients, allowed)
 
     def build(self, run: RunContext) -> Built:

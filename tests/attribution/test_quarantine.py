@@ -12,7 +12,7 @@ import torch
 from fedif_flower import PathAttribution
 from fedif_flower.attribution.quarantine import (
     FIRST_PAUSE,
-    LEAST_LOOKS,
+    LEAST_ROUNDS,
     Quarantine,
     far_worse,
     relative_worths,
@@ -106,11 +106,11 @@ def test_the_upper_bound_is_that_of_the_one_sided_t_interval():
 
 
 def test_who_harms_in_every_round_is_left_out_and_comes_back():
-    rounds = [steady(t, of_last=-0.3) for t in range(1, LEAST_LOOKS + 1)]
+    rounds = [steady(t, of_last=-0.3) for t in range(1, LEAST_ROUNDS + 1)]
     policy = quarantine(rounds)
     # Round t is drawn by what is known of the rounds up to t - 2.
-    assert policy.admit(NODES, LEAST_LOOKS + 1) == NODES
-    first = LEAST_LOOKS + 2
+    assert policy.admit(NODES, LEAST_ROUNDS + 1) == NODES
+    first = LEAST_ROUNDS + 2
     assert policy.admit(NODES, first) == NODES[:5]
     [decision] = policy.decisions
     assert (decision.partition_id, decision.client_id) == (5, 5)
@@ -131,7 +131,7 @@ def test_the_second_quarantine_is_twice_as_long_and_good_rounds_clear_the_first(
     always = quarantine([steady(t, of_last=-0.3) for t in range(1, 300)], 301).decisions
     assert [d.until_round - d.server_round for d in always][:6] == [4, 8, 16, 32, 64, 64]
     # Looked at again: as many rounds as at first.
-    assert decisions[1].server_round == decisions[0].until_round + LEAST_LOOKS - 1 + 2
+    assert decisions[1].server_round == decisions[0].until_round + LEAST_ROUNDS - 1 + 2
     better = rounds[:8] + [steady(t, of_last=0.1) for t in range(9, 40)]
     assert len(quarantine(better, 41).decisions) == 1
 
