@@ -345,15 +345,15 @@ class PathAttribution(Callback):
         unseen = step.updates.unseen
         if unseen is None:
             gram = gram_matrix(updates).cpu()
-            shares = past.shares(updates)
+            coordinates = past.coordinates(updates)
         else:
-            gram, shares = unseen.sketched(past.basis)
+            gram, coordinates = unseen.sketched(past.basis)
         return self.bounds.bound(
             client_ids=step.updates.client_ids,
             examples=step.updates.num_examples.cpu(),
             gram=gram,
             weights=step.aggregation.weights_alone.cpu(),
-            shares=shares,
+            coordinates=coordinates,
             length_factors=step.aggregation.length_factors,
         )
 
@@ -437,8 +437,8 @@ class PathAttribution(Callback):
         elif pending.in_step:
             self._last_step = _LastStep(pending.before, pending.after, pending.server_round)
         self.rounds.append(attributed)
-        for tell in self.on_attribution:
-            tell(attributed)
+        for listener in self.on_attribution:
+            listener(attributed)
         self.all_are_told = True
 
     def _without_step(
@@ -506,8 +506,8 @@ class PathAttribution(Callback):
                     f"its attribution has {name} = {state[name]}; this run's has {expected[name]}"
                 )
         rounds = TypeAdapter(list[RoundAttribution]).validate_python(lines)
-        numbers = [attributed.server_round for attributed in rounds]
-        if numbers != list(range(1, last_round + 1)):
+        server_rounds = [attributed.server_round for attributed in rounds]
+        if server_rounds != list(range(1, last_round + 1)):
             raise ValueError(f"its attribution is not that of the rounds 1 to {last_round}")
         self._memory.load_state_dict(state, last_round)
         self.rounds = rounds

@@ -21,12 +21,12 @@ REMEMBERED = 3  # Global steps; older ones say little about where the loss falls
 PARAMETERS_PER_STEP = 4  # The model has to have so many parameters for each remembered step.
 # A step adds a direction to the basis if more than this part of its length is left once its parts
 # along the newer steps are taken away.
-_NEW = 1e-3
+_LEAST_NEW_PART = 1e-3
 ENOUGH_MEMBERS = 8  # In a smaller round, the others' updates are too few to explain an update.
 # The most similar members, this part of the round, do not help to explain a member's update: they
 # may be its accomplices.
 COALITION = 0.2
-LEAST_FOR_SLOPE = 5  # Members; fewer do not show how lengths grow with examples.
+ENOUGH_FOR_SLOPE = 5  # Members; fewer do not show how lengths grow with examples.
 MOST_COMPARED = 1000  # Members that are compared pair by pair: half a million pairs.
 _RIDGE = 1e-3  # Added to the diagonal of a matrix of cosines, which may be singular.
 # Relative to an update's squared length: coordinates in the basis have float32's rounding errors.
@@ -34,7 +34,7 @@ _ROUNDING = 1e-6
 # The usual ratio is never taken to be less: late in a run the last steps may point along nobody's
 # update, so that the median ratio is about 0.
 _LEAST_USUAL = 0.05
-_MOST = 99.0  # Larger multiples, which may be infinite, are reported as this one.
+_MOST_TIMES_USUAL = 99.0  # Larger multiples, which may be infinite, are reported as this one.
 
 
 class PastSteps:
@@ -55,7 +55,7 @@ class PastSteps:
         if steps:
             most = min(REMEMBERED, len(steps[0]) // PARAMETERS_PER_STEP)
         self.steps = tuple(steps)[:most]
-        self.basis = orthonormal(self.steps, _NEW)
+        self.basis = orthonormal(self.steps, _LEAST_NEW_PART)
         if self.steps:
             self.basis = self.basis.to(self.steps[0])
         elif steps:
@@ -67,15 +67,16 @@ class PastSteps:
             return self
         return PastSteps((step, *self.steps))
 
-    def shares(self, updates: Tensor) -> Tensor:
+    def coordinates(self, updates: Tensor) -> Tensor:
         """Return the coordinates of updates ``[m, d]`` in the basis: ``[m, k]``, float64, CPU."""
         if not len(self.basis):
             return torch.zeros(len(updates), 0, dtype=torch.float64)
-        # project_updates returns the inner products of the negative updates.
-        coordinates = [
-            -project_updates(updates, unit.to(updates.device)).inner for unit in self.basis
-        ]
-        return torch.stack(coordinates, dim=1).cpu()
+        columns = []
+        for unit in self.basis:
+            # The inner products of the negative updates.
+            inner = project_updates(updates, unit.to(updates.device)).inner
+            columns.append(-inner)
+        return torch.stack(columns, dim=1).cpu()
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Credit:
     opposed: Tensor
 
 
-class _Borrowed(NamedTuple):
+class _Borrowing(NamedTuple):
     """How much of each update of a round lies along the last global steps.
 
     Attributes
@@ -204,7 +205,7 @@ class CreditBounds:
         examples: Tensor,
         gram: Tensor,
         weights: Tensor,
-        shares: Tensor,
+        coordinates: Tensor,
         length_factors: Tensor | None = None,
     ) -> Credit:
         """Return how much of each of the round's updates is credited; remember lengths and weights.
@@ -220,7 +221,7 @@ class CreditBounds:
         weights : Tensor
             ``[m]``: the weights of the round's step, without the factors that shorten or lengthen
             updates.
-        shares : Tensor
+        coordinates : Tensor
             ``[m, k]``: the updates' coordinates in an orthonormal basis of the last global steps'
             span (see :class:`PastSteps`); k = 0: there was no step yet.
         length_factors : Tensor, optional
@@ -229,43 +230,42 @@ class CreditBounds:
         """
         gram = gram.double()
         weights = weights.double()
-        shares = shares.double()
+        coordinates = coordinates.double()
         lengths = gram.diagonal().clamp_min(0.0).sqrt()  # [m]
         if length_factors is not None:
             lengths = lengths * length_factors.double()
         usual_length = self._usual(client_ids, examples, lengths)
         length = torch.where(lengths > 0, lengths / usual_length, 0.0)
         weight = self._mean_weights(client_ids, examples, weights)
-        borrowed = self._compare_with_past(gram, shares)
+        borrowing = self._compare_with_past(gram, coordinates)
         return Credit(
             kept=_kept(length, self.length) * _kept(weight, self.weight),
-            returned=borrowed.beyond.unsqueeze(1) * shares,
+            returned=borrowing.beyond.unsqueeze(1) * coordinates,
             length=length,
             weight=weight,
-            borrowed=borrowed.multiples.clamp_max(_MOST),
+            borrowed=borrowing.multiples.clamp_max(_MOST_TIMES_USUAL),
             opposed=opposition(gram),
         )
 
-    def _compare_with_past(self, gram: Tensor, shares: Tensor) -> _Borrowed:
+    def _compare_with_past(self, gram: Tensor, coordinates: Tensor) -> _Borrowing:
         """Return how much of the updates lies along the last steps; arguments as in :meth:`bound`.
 
         It is measured in multiples of the round's median ratio of this part to the own part.
         """
-        borrowed = torch.linalg.vector_norm(shares, dim=1)  # |q_i| [m]
-        own_length = own_lengths(gram, shares)  # o_i [m]
+        along_past = torch.linalg.vector_norm(coordinates, dim=1)  # |q_i| [m]
+        own_length = own_lengths(gram, coordinates)  # o_i [m]
         # Infinite where an update has no part of its sender's own.
-        ratios = torch.where(borrowed > 0, borrowed / own_length, 0.0)
+        ratios = torch.where(along_past > 0, along_past / own_length, 0.0)
         usual_ratio = max(_median(ratios), _LEAST_USUAL)
-        nothing = torch.zeros_like(own_length)
         if math.isinf(usual_ratio):
             # Most members have no part of their own in this round: nobody stands out.
-            return _Borrowed(multiples=torch.ones_like(ratios), beyond=nothing)
+            return _Borrowing(torch.ones_like(ratios), beyond=torch.zeros_like(ratios))
         multiples = ratios / usual_ratio
         if not self.borrowed:
-            return _Borrowed(multiples, beyond=nothing)
+            return _Borrowing(multiples, beyond=torch.zeros_like(ratios))
         allowed = self.borrowed * usual_ratio * own_length
-        beyond = (1 - allowed / borrowed.clamp_min(1e-300)).clamp_min(0.0)
-        return _Borrowed(multiples, beyond)
+        beyond = (1 - allowed / along_past.clamp_min(1e-300)).clamp_min(0.0)
+        return _Borrowing(multiples, beyond)
 
     def _usual(self, client_ids: Sequence[int], examples: Tensor, lengths: Tensor) -> Tensor:
         """Return the usual length of an update from as many examples as each participant has.
@@ -278,12 +278,15 @@ class CreditBounds:
         table = self._clients
         # Updates shrink over a run: lengths relative to their round's median can be averaged.
         scale = float(lengths[moving].median())
-        ids = [i for i, moves in zip(client_ids, moving.tolist(), strict=True) if moves]
+        moving_ids = []
+        for client_id, moves in zip(client_ids, moving.tolist(), strict=True):
+            if moves:
+                moving_ids.append(client_id)
         logarithms = np.array([math.log(length / scale) for length in lengths[moving].tolist()])
         table.write(
-            ids,
-            logarithms=table.read(ids, "logarithms") + logarithms,
-            moved=table.read(ids, "moved") + 1,
+            moving_ids,
+            logarithms=table.read(moving_ids, "logarithms") + logarithms,
+            moved=table.read(moving_ids, "moved") + 1,
             examples=examples[moving].cpu(),
         )
         rounds_moved = torch.tensor(table.column("moved"))
@@ -357,12 +360,12 @@ def _exponent(log_examples: Tensor, log_lengths: Tensor) -> float:
     more_examples = log_examples[second] - log_examples[first]
     longer = log_lengths[second] - log_lengths[first]
     slopes = (longer / more_examples)[more_examples.abs() > 1e-9]
-    if len(log_examples) < LEAST_FOR_SLOPE or not len(slopes):
+    if len(log_examples) < ENOUGH_FOR_SLOPE or not len(slopes):
         return 0.0
     return min(max(_median(slopes), 0.0), 1.0)
 
 
-def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
+def own_lengths(gram: Tensor, coordinates: Tensor) -> Tensor:
     r"""Return the length of the part of each update that its sender learned from data, ``[m]``.
 
     .. math:: o_i^2 = R_i^2 |r_i|^2, \qquad r_i = u_i - \sum_k q_{ik} e_k
@@ -378,10 +381,10 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     ----------
     gram : Tensor
         ``[m, m]``: inner products of the updates :math:`u_i`.
-    shares : Tensor
+    coordinates : Tensor
         ``[m, k]``: :math:`q_{ik}`, the updates' coordinates in the basis of the last steps.
     """
-    residual = gram.double() - shares @ shares.T  # [m, m]
+    residual = gram.double() - coordinates @ coordinates.T  # [m, m]
     squared = residual.diagonal().clamp_min(0.0)
     m = len(squared)
     # An update that consists of borrowed steps alone leaves a residual of rounding errors.
@@ -392,10 +395,11 @@ def own_lengths(gram: Tensor, shares: Tensor) -> Tensor:
     likeness[is_nothing] = 0.0
     likeness[:, is_nothing] = 0.0
     lengths = torch.zeros(m, dtype=torch.float64)
-    for i in (~is_nothing).nonzero().squeeze(1).tolist():
-        alike = likeness[i].abs()
-        alike[i] = math.inf  # Sorted last, so that member i does not explain itself.
-        others = alike.argsort(stable=True)[: m - 1 - int(COALITION * m)]
+    with_own_part = (~is_nothing).nonzero().squeeze(1)
+    for i in with_own_part.tolist():
+        similarity = likeness[i].abs()
+        similarity[i] = math.inf  # Sorted last, so that member i does not explain itself.
+        others = similarity.argsort(stable=True)[: m - 1 - int(COALITION * m)]
         matrix = likeness[others][:, others] + _RIDGE * torch.eye(len(others)).double()
         target = likeness[others, i]
         explained = float(target @ torch.linalg.solve(matrix, target))
@@ -439,15 +443,15 @@ def medians_without_each(values: Tensor) -> Tensor:
     ordered = values.sort().values
     rank = values.argsort().argsort()  # [n]: each value's place in that order.
 
-    def of_others(place: int) -> Tensor:
+    def other_at(place: int) -> Tensor:
         """Return, for each value, what stands at ``place`` in the order of the others, ``[n]``."""
         # Where a value is left out, all that follow it in the order move up by one place.
         return torch.where(rank > place, ordered[place], ordered[place + 1])
 
-    return (of_others((num_others - 1) // 2) + of_others(num_others // 2)) / 2
+    return (other_at((num_others - 1) // 2) + other_at(num_others // 2)) / 2
 
 
-def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
+def credited(contributions: Tensor, kept: Tensor, returned: Tensor) -> Tensor:
     r"""Return what members are credited with, ``[m]``.
 
     .. math:: \hat c_i = \min(c_i, \kappa_i (c_i - \max(b_i, 0)))
@@ -460,11 +464,11 @@ def credited(contributions: Tensor, kept: Tensor, borrowed: Tensor) -> Tensor:
         ``[m]``: c_i.
     kept : Tensor
         ``[m]``: kappa_i.
-    borrowed : Tensor
+    returned : Tensor
         ``[m]``: b_i, the part of c_i that comes from the excess along the last steps
         (:attr:`Credit.returned`).
     """
-    return torch.minimum(contributions, kept * (contributions - borrowed.clamp_min(0.0)))
+    return torch.minimum(contributions, kept * (contributions - returned.clamp_min(0.0)))
 
 
 def _kept(ratios: Tensor, bound: float) -> Tensor:

@@ -43,8 +43,8 @@ class Figures:
         """
 
         def spread(figure: Tensor) -> Tensor:
-            of_all = figure.new_zeros(num_rows, *figure.shape[1:])
-            return of_all.index_add(0, rows, figure)
+            empty = figure.new_zeros(num_rows, *figure.shape[1:])
+            return empty.index_add(0, rows, figure)
 
         return Figures(
             spread(self.credited),

@@ -157,8 +157,8 @@ class RoundAttributor:
         try:
             return self._clients(pending, loss_before - loss_after)
         except Exception as error:  # Mostly one of a user's own model or loss.
-            is_told = isinstance(error, FedIFError)
-            reason = printable(str(error) if is_told else with_place(error))
+            words = str(error) if isinstance(error, FedIFError) else with_place(error)
+            reason = printable(words)
             logger.error("round %d cannot be attributed: %s", pending.server_round, reason)
             return ()
 
@@ -172,8 +172,8 @@ class RoundAttributor:
         sums = _sums_by_member(pending.in_step, contributed, members)
         carried = [0.0] * len(members)
         if len(pending.in_step) > 1:
-            of_earlier = _sums_by_member(pending.in_step[1:], contributed[1:], members)
-            carried = of_earlier.loss.contribution.tolist()
+            earlier = _sums_by_member(pending.in_step[1:], contributed[1:], members)
+            carried = earlier.loss.contribution.tolist()
         newest = pending.in_step[0]
         coefficients = dict(zip(newest.members, newest.applied.tolist(), strict=True))
         member_credits = _member_credits(newest, sums.loss, members)
@@ -189,7 +189,7 @@ class RoundAttributor:
                     classes=tuple(sums.loss.classes[place].tolist()),
                     credit=member_credits[place],
                     blocks=tuple(sums.loss.blocks[place].tolist()),
-                    noise_ends=tuple(_noise_end(of_end, place) for of_end in sums.ends),
+                    noise_ends=tuple(_noise_end(figures, place) for figures in sums.ends),
                     carried=carried[place],
                 )
             )
@@ -204,10 +204,10 @@ class RoundAttributor:
         middle = self._middle(pending)
         contributed = self._integrate(pending, decrease, middle.gradients)
         split = []
-        for updates, figures, along in zip(
+        for updates, figures, block_slopes in zip(
             pending.in_step, contributed, middle.slopes_by_block, strict=True
         ):
-            split.append(self._split_by_blocks(updates, figures, along))
+            split.append(self._split_by_blocks(updates, figures, block_slopes))
         return split
 
     def _integrate(
@@ -237,22 +237,24 @@ class RoundAttributor:
         return contributed
 
     def _split_by_blocks(
-        self, updates: CarriedUpdates, figures: FiguresByLoss, along: Tensor
+        self, updates: CarriedUpdates, figures: FiguresByLoss, block_slopes: Tensor
     ) -> FiguresByLoss:
         """Return figures with contributions by block, for the loss itself and for each end.
 
-        ``along`` are the slopes in the middle of the step, ``[b, 1 + ends, m]``.
+        ``block_slopes`` are those in the middle of the step, ``[b, 1 + ends, m]``.
         """
-        along_loss, *along_ends = along.unbind(1)  # [b, m] each
+        loss_slopes, *all_end_slopes = block_slopes.unbind(1)  # [b, m] each
         ends = []
-        for of_end, along_end in zip(figures.ends, along_ends, strict=True):
-            ends.append(self._with_blocks(updates, of_end, along_end))
-        return FiguresByLoss(self._with_blocks(updates, figures.loss, along_loss), tuple(ends))
+        for end_figures, end_slopes in zip(figures.ends, all_end_slopes, strict=True):
+            ends.append(self._with_blocks(updates, end_figures, end_slopes))
+        return FiguresByLoss(self._with_blocks(updates, figures.loss, loss_slopes), tuple(ends))
 
-    def _with_blocks(self, updates: CarriedUpdates, figures: Figures, along: Tensor) -> Figures:
-        """Return figures by one loss with contributions by block; ``along`` is ``[b, m]``."""
+    def _with_blocks(
+        self, updates: CarriedUpdates, figures: Figures, block_slopes: Tensor
+    ) -> Figures:
+        """Return figures by one loss with contributions by block, from its slopes ``[b, m]``."""
         by_block = block_contributions(
-            along, updates.applied, self.block_weights, figures.contribution
+            block_slopes, updates.applied, self.block_weights, figures.contribution
         )  # [b, m]
         return replace(figures, blocks=by_block.T)
 
@@ -265,18 +267,19 @@ class RoundAttributor:
         squared_norms = [
             torch.linalg.vector_norm(updates.updates, dim=1) ** 2 for updates in pending.in_step
         ]
-        along: list[list[Tensor]] = [[] for _ in pending.in_step]  # By round in the step, by block.
+        # By round in the step, by block: [1 + ends, m].
+        block_slopes: list[list[Tensor]] = [[] for _ in pending.in_step]
         # The gradients of all examples, [d] each, by loss: weighted means over the blocks.
-        wholes = [torch.zeros_like(params) for _ in range(1 + len(self.noise_ends))]
+        means = [torch.zeros_like(params) for _ in range(1 + len(self.noise_ends))]
         for block, weight in zip(self.blocks, self.block_weights.tolist(), strict=True):
             gradients = self.noise_ends.with_loss(block, params, buffers)
-            for whole, gradient in zip(wholes, gradients, strict=True):
-                whole.add_(gradient.to(whole), alpha=weight)
+            for mean, gradient in zip(means, gradients, strict=True):
+                mean.add_(gradient.to(mean), alpha=weight)
             for place, updates in enumerate(pending.in_step):
                 norms = squared_norms[place]
-                of_block = [slopes(updates.updates, gradient, norms) for gradient in gradients]
-                along[place].append(torch.stack(of_block))
-        return _MiddleOfStep(wholes, [torch.stack(of_blocks) for of_blocks in along])
+                by_loss = [slopes(updates.updates, gradient, norms) for gradient in gradients]
+                block_slopes[place].append(torch.stack(by_loss))
+        return _MiddleOfStep(means, [torch.stack(by_block) for by_block in block_slopes])
 
     def _contributed_unseen(self, pending: PendingRound, unseen: UnseenUpdates) -> Figures:
         """Return what masked updates contributed.
@@ -321,15 +324,15 @@ class RoundAttributor:
             gradients = middle
         else:
             gradients = self._gradients(pending, node)
-        loss_gradient, *at_ends = gradients
-        of_classes = []
-        for one_class in self.classes:
-            share = one_class.total_weight / self.validation.total_weight
-            if share:
-                of_classes.append(one_class.gradient(*pending.model_at(node)) * share)
+        loss_gradient, *end_gradients = gradients
+        class_gradients = []
+        for examples in self.classes:
+            weight = examples.total_weight / self.validation.total_weight
+            if weight:
+                class_gradients.append(examples.gradient(*pending.model_at(node)) * weight)
             else:  # The loss gives the class the weight 0: there is no mean loss over it.
-                of_classes.append(torch.zeros_like(loss_gradient))
-        all_gradients = [loss_gradient, *of_classes, *at_ends]
+                class_gradients.append(torch.zeros_like(loss_gradient))
+        all_gradients = [loss_gradient, *class_gradients, *end_gradients]
         return [_slopes_along(updates, all_gradients) for updates in pending.in_step]
 
     def _integrated(
@@ -345,9 +348,9 @@ class RoundAttributor:
         factors = torch.cat([applied, applied.new_ones(num_basis)])  # [m + k]
         values = [contributions(along, factors, rule) for along in at_nodes.unbind(1)]
         num_losses = 1 + len(self.classes)
-        of_loss = _figures(updates, torch.stack(values[:num_losses], dim=1))
-        of_ends = [_figures(updates, of_end[:, None]) for of_end in values[num_losses:]]
-        return FiguresByLoss(of_loss, tuple(of_ends))
+        loss_figures = _figures(updates, torch.stack(values[:num_losses], dim=1))
+        end_figures = [_figures(updates, end[:, None]) for end in values[num_losses:]]
+        return FiguresByLoss(loss_figures, tuple(end_figures))
 
 
 def _slopes_along(updates: CarriedUpdates, gradients: Sequence[Tensor]) -> Tensor:
@@ -428,12 +431,12 @@ def _sums_by_member(
         The members, in the order of the rows that are returned.
     """
     places = {member.client_id: place for place, member in enumerate(members)}
-    of_rounds = []
+    by_round = []
     for updates, figures in zip(in_step, contributed, strict=True):
         rows = torch.tensor([places[member.client_id] for member in updates.members])
-        of_rounds.append(figures.spread(rows, len(members)))
-    sums, *others = of_rounds
-    for figures in others:
+        by_round.append(figures.spread(rows, len(members)))
+    sums = by_round[0]
+    for figures in by_round[1:]:
         sums = sums + figures
     return sums
 

@@ -172,8 +172,8 @@ class MoreOfLastSteps(Behaviour):
         if len(models) == 1:
             return own.trained
         past = PastSteps(tuple(models[:-1] - models[1:]))
-        shares = past.shares((own.trained - received)[None]).to(received)  # [1, k]
-        along_steps = (shares @ past.basis)[0]
+        coordinates = past.coordinates((own.trained - received)[None]).to(received)  # [1, k]
+        along_steps = (coordinates @ past.basis)[0]
         return own.trained + (self.factor - 1) * along_steps
 
 

@@ -108,13 +108,13 @@ def _bounded_credit_of(step: AuditStep, data: Validation, bounds: CreditBounds) 
         examples=step.updates.num_examples,
         gram=updates @ updates.T,
         weights=step.weights,
-        shares=step.past.shares(updates),
+        coordinates=step.past.coordinates(updates),
         length_factors=step.length_factors,
     )
     gains = -step.coefficients * (updates @ gradient)  # [m]
     # The part of an update along past steps was other members' work: what exceeds the bound is
     # taken off.
-    along_past = step.past.shares(gradient[None])[0]
+    along_past = step.past.coordinates(gradient[None])[0]
     borrowed = -step.coefficients * (credit.returned @ along_past)  # [m]
     return credited(gains, credit.kept, borrowed)
 

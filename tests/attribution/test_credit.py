@@ -48,8 +48,8 @@ def bound(bounds: CreditBounds, updates: Tensor, last: Tensor | None = None, **g
         "examples": torch.full((m,), 10.0),
         "weights": torch.full((m,), 1 / m, dtype=torch.float64),
     } | given
-    shares = PastSteps([] if last is None else [last]).shares(updates)
-    known = {"gram": updates @ updates.T, "shares": shares}
+    coordinates = PastSteps([] if last is None else [last]).coordinates(updates)
+    known = {"gram": updates @ updates.T, "coordinates": coordinates}
     return bounds.bound(client_ids=range(m), **known | own)
 
 
@@ -188,11 +188,11 @@ def test_with_fewer_than_eight_members_what_is_not_borrowed_is_own():
     assert own_lengths(eight, torch.zeros(8, 0)).tolist() == near([0.0] * 8)
     # What lies in the last step is not own: of a square of 4, a coordinate of 2 leaves nothing.
     gram = 4 * seven
-    shares = torch.zeros(7, 1)
-    shares[0] = 2.0
-    shares[1] = 1.0
+    coordinates = torch.zeros(7, 1)
+    coordinates[0] = 2.0
+    coordinates[1] = 1.0
     expected = [0.0, math.sqrt(3), *[2.0] * 5]
-    assert own_lengths(gram, shares).tolist() == near(expected)
+    assert own_lengths(gram, coordinates).tolist() == near(expected)
 
 
 def test_two_accomplices_of_ten_explain_nothing_and_a_third_one_does():
@@ -307,17 +307,17 @@ def test_coordinates_in_the_last_steps_by_hand():
     newest = torch.tensor([2.0, 0.0, 0.0, 0, 0, 0, 0, 0])
     before = torch.tensor([3.0, -1.0, 0.0, 0, 0, 0, 0, 0])
     updates = torch.tensor([[1.0, 2.0, 5.0, 0, 0, 0, 0, 0], [-4.0, 0.0, 1.0, 0, 0, 0, 0, 0]])
-    shares = PastSteps([newest, before]).shares(updates)
-    assert shares.tolist() == [[1.0, -2.0], [-4.0, 0.0]]
+    coordinates = PastSteps([newest, before]).coordinates(updates)
+    assert coordinates.tolist() == [[1.0, -2.0], [-4.0, 0.0]]
 
 
 def test_the_newest_steps_are_remembered_and_those_of_length_0_are_none():
     past = PastSteps()
-    assert past.shares(torch.ones(2, 12)).shape == (2, 0)
+    assert past.coordinates(torch.ones(2, 12)).shape == (2, 0)
     for axis in range(4):
         past = past.after(torch.eye(12)[axis]).after(torch.zeros(12))
     assert len(past.steps) == REMEMBERED == 3
-    found = past.shares(torch.eye(12)[:4])
+    found = past.coordinates(torch.eye(12)[:4])
     assert found.tolist() == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
 
 
@@ -327,7 +327,7 @@ def test_with_few_parameters_fewer_steps_are_remembered(d, steps):
     past = PastSteps()
     for step in torch.eye(d):
         past = past.after(step)
-    assert past.shares(torch.ones(2, d)).shape == (2, steps)
+    assert past.coordinates(torch.ones(2, d)).shape == (2, steps)
     assert past.basis.shape == (steps, d)
 
 
@@ -335,13 +335,13 @@ def test_with_few_parameters_fewer_steps_are_remembered(d, steps):
 def test_where_nobody_has_anything_of_its_own_the_last_step_is_nobodys_excess(m):
     # All send the last step; rounding leaves a residual of some, in float32.
     updates = torch.ones(m, 5)
-    shares = PastSteps([torch.ones(5)]).shares(updates)
+    coordinates = PastSteps([torch.ones(5)]).coordinates(updates)
     credit = CreditBounds().bound(
         client_ids=range(m),
         examples=torch.full((m,), 10.0),
         weights=torch.full((m,), 1 / m),
         gram=updates @ updates.T,
-        shares=shares,
+        coordinates=coordinates,
     )
     assert credit.returned.tolist() == [[0.0]] * m
     assert credit.borrowed.tolist() == [1.0] * m
@@ -402,8 +402,8 @@ def test_by_hand(rule, expected):
     assert found.tolist() == pytest.approx([1.0, 0.75])
     # loss = x^3 from 0 to 1 by two clients with coefficients 1/4 and 3/4: -1/4 and -3/4.
     start, ones = torch.zeros(1).double(), torch.ones(2, 1).double()
-    shares = torch.tensor([0.25, 0.75])
-    found = path_attribution(lambda w: 3 * w**2, start, ones, shares, rule)
+    coefficients = torch.tensor([0.25, 0.75])
+    found = path_attribution(lambda w: 3 * w**2, start, ones, coefficients, rule)
     assert found.tolist() == pytest.approx(expected)
 
 
