@@ -22,6 +22,11 @@ class DrawingStrategy(Protocol):
     min_available_nodes: int
     setup: Setup
 
+    @property
+    def draws_by_itself(self) -> bool:
+        """Whether it may draw any number of nodes, so that ``fraction_train`` does not bound it."""
+        ...
+
     def require_updates(self, count: int, allowed: str) -> int:
         """Return how many updates are weighed if ``count`` are accepted.
 
@@ -39,7 +44,7 @@ def number_drawn(strategy: DrawingStrategy, num_online: int) -> int:
     return pace.num_drawn(num_online, strategy.fraction_train, strategy.min_train_nodes)
 
 
-def require_nodes(strategy: DrawingStrategy, grid: Grid, *, draws_by_itself: bool) -> None:
+def require_nodes(strategy: DrawingStrategy, grid: Grid) -> None:
     """Raise ConfigError if the grid can never have enough nodes for the strategy's settings.
 
     It checks the ``min_*_nodes`` settings. It also checks that a round can get as many replies as
@@ -51,21 +56,16 @@ def require_nodes(strategy: DrawingStrategy, grid: Grid, *, draws_by_itself: boo
         The strategy whose settings are checked.
     grid : Grid
         The connection to the nodes.
-    draws_by_itself : bool
-        Whether the strategy's ``select`` may draw any number of nodes, so that
-        ``fraction_train`` does not bound it.
     """
     require_enough(grid, strategy.min_train_nodes, "min_train_nodes")
     require_enough(grid, strategy.min_available_nodes, "min_available_nodes")
     require_enough(grid, strategy.setup.min_valid_replies, "min_valid_replies")
     if strategy.fraction_evaluate:
         require_enough(grid, strategy.min_evaluate_nodes, "min_evaluate_nodes")
-    _require_enough_replies(strategy, most_nodes(grid), draws_by_itself=draws_by_itself)
+    _require_enough_replies(strategy, most_nodes(grid))
 
 
-def _require_enough_replies(
-    strategy: DrawingStrategy, most: float, *, draws_by_itself: bool
-) -> None:
+def _require_enough_replies(strategy: DrawingStrategy, most: float) -> None:
     """Raise ConfigError if a round can close with fewer replies than the settings need.
 
     ``most`` is the largest number of nodes that can be online; infinity if it is not known.
@@ -77,7 +77,7 @@ def _require_enough_replies(
         at_work = int(pace.quorum)
         allowed = ""
     else:
-        at_work, allowed = _most_at_work(strategy, int(most), draws_by_itself=draws_by_itself)
+        at_work, allowed = _most_at_work(strategy, int(most))
     if not at_work:
         return
     replies = pace.fewest_replies(at_work)
@@ -88,9 +88,7 @@ def _require_enough_replies(
     strategy.require_updates(replies, allowed)
 
 
-def _most_at_work(
-    strategy: DrawingStrategy, most: int, *, draws_by_itself: bool
-) -> tuple[int, str]:
+def _most_at_work(strategy: DrawingStrategy, most: int) -> tuple[int, str]:
     """Return how many members' replies a round can await at most, and the words that explain it.
 
     Parameters
@@ -99,13 +97,11 @@ def _most_at_work(
         The strategy whose settings are checked.
     most : int
         The largest number of nodes that can be online.
-    draws_by_itself : bool
-        As in :func:`require_nodes`.
     """
     pace = strategy.setup.pace
     # Without a quorum, late replies may make up for a draw that is too small. With a quorum they
     # cannot, since they count towards it: the round closes the earlier for them.
-    if draws_by_itself or (pace.late_rounds and not pace.quorum):
+    if strategy.draws_by_itself or (pace.late_rounds and not pace.quorum):
         return most, f"at most {most}, as many as there can be nodes"
     drawn = number_drawn(strategy, most)
     share = f"fraction_train = {strategy.fraction_train:g}"

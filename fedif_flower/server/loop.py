@@ -404,7 +404,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         awaited = needed
         key = "min_train_nodes"
         if self._is_first_round:
-            require_nodes(self, grid, draws_by_itself=self.draws_by_itself)
+            require_nodes(self, grid)
             # Only before the first round does a run wait for min_available_nodes.
             if self.min_available_nodes > needed:
                 awaited = self.min_available_nodes

@@ -204,17 +204,11 @@ class RunningStrategy(FedAvg):
             except StopTraining as stop:
                 self._stop = stop
 
-    def tell_all(self, notify: Callable[[Callback], object]) -> None:
-        """Call ``notify`` for each callback, even if some raise; raise the first error afterwards.
+    def _errors_of_all(self, notify: Callable[[Callback], object]) -> list[BaseException]:
+        """Call ``notify`` for each callback, even if some raise, and return their errors.
 
         It is for what every callback has to know, such as that a round is complete.
         """
-        errors = self._errors_of_all(notify)
-        if errors:
-            raise errors[0]
-
-    def _errors_of_all(self, notify: Callable[[Callback], object]) -> list[BaseException]:
-        """Call ``notify`` for each callback, and return the errors that callbacks raise."""
         errors: list[BaseException] = []
         for callback in self.callbacks:
             try:
