@@ -310,7 +310,8 @@ class Validation(Passes):
             raise ValuationError("the loss is not corrected for wrong labels: it has one gradient")
         losses = [ForwardCorrected(loss_fn.loss_fn, noise) for noise in noises]
         parts = self._go_through(
-            *(params, buffers),
+            params,
+            buffers,
             lambda judge, batches: judge.differentiate_by(losses, batches, self.total_weight),
             ("loss",),
         )
@@ -330,7 +331,8 @@ class Validation(Passes):
     def loss_and_gradient(self, params: Tensor, buffers: Buffers = None) -> LossAndGradient:
         """Return loss and gradient ``[d]`` at ``params`` [d], from one pass; both may be NaN."""
         parts = self._go_through(
-            *(params, buffers),
+            params,
+            buffers,
             lambda judge, batches: judge.differentiate(batches, self.total_weight),
             ("loss",),
         )
@@ -366,7 +368,8 @@ class Validation(Passes):
             still be computing. NaN for a metric that is not defined.
         """
         parts = self._go_through(
-            *(params, buffers),
+            params,
+            buffers,
             lambda judge, batches: judge.sum(batches, metrics),
             self.metrics.intersection(metrics),
         )
