@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -20,20 +21,41 @@ def cells(tmp_path, text: str):
     return read_sweep(path, DEFAULTS, tmp_path / "out")
 
 
-@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.toml")), ids=lambda path: path.stem)
-def test_a_committed_sweep_is_what_its_rows_were_measured_by(tmp_path, monkeypatch, path):
+SWEEPS = sorted(RESULTS.glob("*.toml"))
+
+
+@pytest.fixture
+def committed_cells(tmp_path, monkeypatch):
+    """A function of a committed sweep's path that returns the settings of its cells."""
     # "auto" is the CNN of the paper for the data of all of them, which nobody needs to read here.
     monkeypatch.setattr("fedif_studies.lab.cells.fingerprint", lambda _: "")
     monkeypatch.setattr(
         "fedif_studies.lab.cells.settled",
         lambda config: config.replace(model="cnn") if config.model == "auto" else config,
     )
-    keys = ("strategy", "attack", "model", "update-clipping", "normalization", "num-server-rounds")
+
+    def read(path: Path) -> list[Mapping[str, Scalar]]:
+        return [cell.config.to_mapping() for cell in read_sweep(path, DEFAULTS, tmp_path)]
+
+    return read
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_committed_sweep_is_what_its_rows_were_measured_by(committed_cells, path):
+    keys = (
+        "strategy",
+        "attack",
+        "model",
+        "update-clipping",
+        "normalization",
+        "num-server-rounds",
+        "seed",
+    )
 
     def told(settings: Mapping[str, Scalar]) -> tuple[Scalar | None, ...]:
         return tuple(settings[key] if key in settings else DEFAULTS[key] for key in keys)
 
-    found = [cell.config.to_mapping() for cell in read_sweep(path, DEFAULTS, tmp_path)]
+    found = committed_cells(path)
     # No row has these settings: there were none yet, and a run took held-out labels as they are.
     assert {(cell["validation.noise"], cell["validation.vet"]) for cell in found} == {
         ("off", False)
@@ -41,6 +63,19 @@ def test_a_committed_sweep_is_what_its_rows_were_measured_by(tmp_path, monkeypat
     wanted = {told(cell) for cell in found}
     rows = read_rows(path.with_suffix(".csv"))
     assert {told(from_row(row).config) for row in rows} <= wanted
+
+
+def test_the_page_says_how_many_cells_of_a_sweep_have_rows(committed_cells):
+    phrases = []
+    for path in SWEEPS:
+        num_rows = len(read_rows(path.with_suffix(".csv")))
+        num_cells = len(committed_cells(path))
+        if 0 < num_rows < num_cells:
+            phrases.append(f"`{path.stem}` of {num_rows} in {num_cells}")
+    *most, last = phrases
+    page = " ".join((RESULTS.parent / "results.md").read_text().split())
+    words = f"Others have rows of some cells alone: {', '.join(most)}, and {last}."
+    assert words in page
 
 
 def test_lists_are_axes_seeds_vary_slowest_and_tables_of_cells_share_what_stands_above(tmp_path):
