@@ -51,7 +51,7 @@ def templates() -> Environment:
     return environment
 
 
-def refuse_page(page: bytes) -> str:
+def reason_against_page(page: bytes) -> str:
     """Return why a node refuses to store a page that the server sent; empty: it stores the page."""
     if len(page) > MAX_PAGE_BYTES:
         return f"the page has {len(page)} bytes; allowed: {MAX_PAGE_BYTES}"

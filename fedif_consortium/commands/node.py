@@ -247,12 +247,12 @@ def keeper_init(
     hosts: Annotated[list[str], typer.Argument(help="names or addresses the server reaches it by")],
 ) -> None:
     """Make a keeper's keys and certificate; what is there already stays."""
-    from fedif_consortium.federation.files import private_folder
+    from fedif_consortium.federation.files import make_private_folder
     from fedif_consortium.federation.server import make_pair
     from fedif_consortium.masking.keeper_service import KeeperSettings, keeper_key
 
     path = folder.expanduser().absolute()
-    private_folder(path)
+    make_private_folder(path)
     make_pair(path, "keeper", hosts, "the operator of the server")
     state = path / KeeperSettings().state
     public_key = keeper_key(state).public_key()

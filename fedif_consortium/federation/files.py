@@ -22,7 +22,7 @@ MOST_BYTES = 2**16  # The largest TOML file that is read.
 _Document = TypeVar("_Document", bound=Settings)
 
 
-def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) -> None:
+def write_secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) -> None:
     """Write a new private key's file, which only its owner can read, unless it exists.
 
     Parameters
@@ -56,7 +56,7 @@ def secret(path: Path, public: Path, purpose: str, make: Callable[[], bytes]) ->
         typer.echo(f"made {path}, secret: {purpose}")
 
 
-def new(path: Path, purpose: str, content: bytes | str) -> None:
+def write_new(path: Path, purpose: str, content: bytes | str) -> None:
     """Write a file unless it exists; ``purpose`` is what is shown about it."""
     if path.exists():
         typer.echo(f"kept {path}")
@@ -71,7 +71,7 @@ def write(path: Path, purpose: str, content: bytes | str) -> None:
     typer.echo(f"wrote {path}: {purpose}")
 
 
-def private_folder(path: Path) -> None:
+def make_private_folder(path: Path) -> None:
     """Make a folder that only its owner can enter, unless it exists."""
     with storage.writing(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

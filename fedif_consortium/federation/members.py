@@ -297,7 +297,7 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
         elif _is_rekeyed(folder, member):
             raise ConfigError(f"{file} has the key that {name} has already")
         for number, key in enumerate(member.earlier_keys, start=1):
-            files.new(folder.public_key(name, number), "its earlier key", f"{key}\n")
+            files.write_new(folder.public_key(name, number), "its earlier key", f"{key}\n")
         files.write(folder.public_key(name), "its key", f"{member.key}\n")
         _note_keys(folder, member)
         typer.echo(f"{name} has the key {key_fingerprint(member.key)}: node {member.node_id}")
@@ -494,7 +494,7 @@ def _save(folder: FederationFolder, member: MemberRecord) -> None:
     files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
     if member.key:
         path = folder.public_key(member.name)
-        files.new(path, "for `fedif verify --members`", f"{member.key}\n")
+        files.write_new(path, "for `fedif verify --members`", f"{member.key}\n")
 
 
 def _now() -> str:

@@ -144,20 +144,20 @@ def join(
             given["port"] = port
         _require_kept(folder, given, policy)
 
-    files.private_folder(folder.path)
+    files.make_private_folder(folder.path)
     answer_file = folder.answer(invitation.member)
-    files.secret(folder.key, answer_file, "it never leaves this host", records.make_node_key)
+    files.write_secret(folder.key, answer_file, "it never leaves this host", records.make_node_key)
     key = load_key(folder.key)
     records.require_node_key(key.public_key(), f"key = {str(folder.key)!r}")
     public_line = records.public_line(key, invitation.member)
     files.write(folder.path / "node.key.pub", "the same, to show", f"{public_line}\n")
-    files.new(folder.authority, "the server is known by it", invitation.certificate)
+    files.write_new(folder.authority, "the server is known by it", invitation.certificate)
     text = files.to_toml(_ABOUT, settings.to_mapping())
-    files.new(folder.configuration, "where this node connects to, and as whom", text)
+    files.write_new(folder.configuration, "where this node connects to, and as whom", text)
     answer = records.make_answer(invitation, key)
     text = files.to_toml(_ABOUT_ANSWER, answer.to_mapping())
     # An existing answer stays, since a new one would differ: each signature is another one.
-    files.new(answer_file, "send it to the operator", text)
+    files.write_new(answer_file, "send it to the operator", text)
 
     typer.echo(f"this node's key: {records.key_fingerprint(public_line)}; read it to the operator")
     typer.echo("ask the operator, not by the way the invitation came, whether these are right:")

@@ -61,14 +61,16 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
         kept = folder.settings().to_mapping()
         different = [key for key in given if given[key] != kept.get(key)]
         files.refuse_changes(folder.configuration, different)
-    files.private_folder(folder.path)
+    files.make_private_folder(folder.path)
     _make_certificates(folder, settings)
     verb = "kept" if folder.statement_key.exists() else "made"
     load_or_make_key(folder.statement_key)
     typer.echo(f"{verb} {folder.statement_key}, secret: signs statements of contributions")
     connect(settings.name, settings.local_address, folder.authority)
     typer.echo(f"Flower's commands know it as {settings.name!r}, at {settings.local_address}")
-    files.new(folder.configuration, "the settings", files.to_toml(_ABOUT, settings.to_mapping()))
+    files.write_new(
+        folder.configuration, "the settings", files.to_toml(_ABOUT, settings.to_mapping())
+    )
     if settings.proxy:
         _make_proxy(folder, settings)
     else:
@@ -106,12 +108,12 @@ def _make_certificates(folder: FederationFolder, settings: FederationSettings) -
         require_hosts(folder.certificate, settings.hosts)
     authority_key = folder.authority_key
     authority = folder.authority
-    files.secret(authority_key, authority, "signs the server's certificates", make_key)
+    files.write_secret(authority_key, authority, "signs the server's certificates", make_key)
     certificate = own_certificate(authority_key, f"{settings.name} CA")
-    files.new(authority, "goes to every member, in its invitation", certificate)
-    files.secret(folder.server_key, folder.certificate, "of the SuperLink", make_key)
+    files.write_new(authority, "goes to every member, in its invitation", certificate)
+    files.write_secret(folder.server_key, folder.certificate, "of the SuperLink", make_key)
     certificate = server_certificate(folder.server_key, authority_key, authority, settings.hosts)
-    files.new(folder.certificate, f"for {', '.join(settings.hosts)}", certificate)
+    files.write_new(folder.certificate, f"for {', '.join(settings.hosts)}", certificate)
 
 
 def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
@@ -122,7 +124,7 @@ def _make_proxy(folder: FederationFolder, settings: FederationSettings) -> None:
         owner = folder.path.owner()
     text = nginx_settings(settings.listen, settings.superlink, owner)
     command = f"nginx -e stderr -p {shlex.quote(str(folder.nginx.parent))} -c nginx.conf"
-    files.new(folder.nginx, command, text)
+    files.write_new(folder.nginx, command, text)
     if folder.nginx.read_text() != text:
         typer.echo(
             f"! {folder.nginx} is not what {folder.configuration.name} gives: move it away to have "
@@ -231,8 +233,8 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> No
     certificate = folder / f"{name}.crt"
     if certificate.exists():
         require_hosts(certificate, hosts)
-    files.secret(key, certificate, f"of {certificate.name}", make_key)
-    files.new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
+    files.write_secret(key, certificate, f"of {certificate.name}", make_key)
+    files.write_new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 
 
 def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:

@@ -47,11 +47,19 @@ class MaskedReplies(ClientPart):
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:
         """Return a finding that fails unless the run is masked as the node's config demands."""
         mode = str(settings.get(MASKING_KEY, "off"))
-        return [tried("masking", lambda: check_masking(node, mode))]
+        return [tried("masking", lambda: _how_masked(node, mode))]
 
 
-def check_masking(node: NodeConfig, mode: str) -> str:
-    """Return words for how a run of this ``masking.mode`` is masked.
+def _how_masked(node: NodeConfig, mode: str) -> str:
+    """Return words for how a run of this ``masking.mode`` is masked, if the node allows it."""
+    _require_own_masking(node, mode)
+    if node.keeper_key is not None:
+        return "a keeper of this member's choice"
+    return f"masking = {mode!r}"
+
+
+def _require_own_masking(node: NodeConfig, mode: str) -> None:
+    """Raise ConfigError unless a run of this ``masking.mode`` is masked as the node demands.
 
     A node whose config names a keeper sends updates only under masks for this keeper.
 
@@ -66,9 +74,6 @@ def check_masking(node: NodeConfig, mode: str) -> str:
         "'keeper' where the node config has keeper-key and signing-key, else 'off' and 'trial'"
     )
     require(names_keeper == needs_keeper, "masking.mode", mode, allowed)
-    if names_keeper:
-        return "a keeper of this member's choice"
-    return f"masking = {mode!r}"
 
 
 def masked_round(
@@ -89,9 +94,9 @@ def masked_round(
     terms = MaskingTerms.read(settings)
     node = NodeConfig.from_node_config(context.node_config)
     if terms is None:
-        check_masking(node, "off")
+        _require_own_masking(node, "off")
         return call_next(message, context)
-    check_masking(node, terms.mode)
+    _require_own_masking(node, terms.mode)
     keeper, signing_key = _keys_for(terms, node)
     config, task = agreed(settings, node, task)
     _require_plain_training(config, task, terms)

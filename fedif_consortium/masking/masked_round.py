@@ -107,7 +107,7 @@ class MaskedWorkspace(Workspace):
     def compact(self, rows: Sequence[int]) -> None:
         """Keep the updates in these rows, which count; drop the others."""
         if isinstance(self._opened, MaskedRound):
-            self._opened.count([self._opened_rows.index(row) for row in rows])
+            self._opened.keep_counted([self._opened_rows.index(row) for row in rows])
 
     def unpack(
         self,
@@ -252,7 +252,7 @@ class MaskedRound:
         # The weights [m] of the round's one sum, and the step [d] that it makes.
         self._step: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
-    def count(self, positions: Sequence[int]) -> None:
+    def keep_counted(self, positions: Sequence[int]) -> None:
         """Keep the m members at these positions among the n; drop the others."""
         self.positions = positions
         self.vectors = [self.vectors[position] for position in positions]

@@ -297,7 +297,7 @@ class MessageGuard:
                 reply = Message(Error(_FAILED, _SEE_LOG), reply_to=question)
             else:
                 offered = _read_content(tree, self._whole_contents(tree))
-                content = self.leaves.check(
+                content = self.leaves.limit_reply(
                     received, offered, metadata.run_id, metadata.message_type
                 )
                 begins_round = is_round(metadata.message_type)

@@ -166,7 +166,7 @@ class OutgoingPolicy:
                 most=settings.most_epsilon,
             )
 
-    def check(
+    def limit_reply(
         self, received: RecordDict, reply: RecordDict, run_id: int, kind: str = MessageType.TRAIN
     ) -> RecordDict:
         """Return the content that may leave in place of an app's reply.
@@ -204,15 +204,15 @@ class OutgoingPolicy:
                 sent = None
                 if name == _MODEL:
                     sent = received.get(_MODEL)
-                leaving[name] = self._check_arrays(name, sent, record, run_id)
+                leaving[name] = self._limit_arrays(name, sent, record, run_id)
             elif isinstance(record, MetricRecord):
-                leaving[name] = self._check_metrics(name, record)
+                leaving[name] = self._limit_metrics(name, record)
             else:
-                leaving[name] = self._check_config(name, record, is_answer)
+                leaving[name] = self._limit_config(name, record, is_answer)
         return RecordDict(leaving)
 
     @np.errstate(invalid="ignore", over="ignore")  # An update that overflows is refused later.
-    def _check_arrays(
+    def _limit_arrays(
         self, record: str, sent: object, returned: ArrayRecord, run_id: int
     ) -> ArrayRecord:
         """Return a record of arrays as it may leave, its update shortened and with noise.
@@ -295,7 +295,7 @@ class OutgoingPolicy:
             return {name: factor * update for name, update in updates.items()}
         return {}
 
-    def _check_metrics(self, record: str, metrics: MetricRecord) -> MetricRecord:
+    def _limit_metrics(self, record: str, metrics: MetricRecord) -> MetricRecord:
         """Return metrics as they may leave: listed single numbers, rounded."""
         leaving: dict[str, int | float | list[int] | list[float]] = {}
         for name in sorted(metrics):
@@ -308,7 +308,7 @@ class OutgoingPolicy:
             leaving[name] = _number(path, value, self.settings.metric_digits)
         return MetricRecord(leaving)
 
-    def _check_config(self, record: str, config: ConfigRecord, is_answer: bool) -> ConfigRecord:
+    def _limit_config(self, record: str, config: ConfigRecord, is_answer: bool) -> ConfigRecord:
         """Return a ConfigRecord as it may leave: listed values of the listed formats.
 
         ``is_answer``: whether the reply answers a query.

@@ -12,7 +12,7 @@ from pathlib import Path
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedif_consortium.evidence.member_receipts import take_receipts
-from fedif_consortium.page import MAX_PAGE_BYTES, refuse_page
+from fedif_consortium.page import MAX_PAGE_BYTES, reason_against_page
 from fedif_consortium.statement.manifest import ENVELOPE, PAGE, put_folder
 from fedif_flower.errors import FedIFError, ReplyError, StorageError
 from fedif_flower.messages.node_config import NodeConfig
@@ -90,7 +90,7 @@ def write_statement(content: RecordDict, folder: Path) -> Path:
         raise ReplyError("the message holds no page and manifest")
     if len(manifest) > MAX_PAGE_BYTES:
         raise ReplyError(f"the manifest has {len(manifest)} bytes; allowed: {MAX_PAGE_BYTES}")
-    reason = refuse_page(page)
+    reason = reason_against_page(page)
     if reason:
         raise ReplyError(reason)
     make_folder(folder)

@@ -79,7 +79,7 @@ class ServedMetrics(RunPart):
         run.wait_listeners.append(
             lambda call, seconds: metrics.keeper.labels(call).observe(seconds)
         )
-        return Built(callbacks=[metrics], on_row=metrics.row)
+        return Built(callbacks=[metrics], on_row=metrics.add_round)
 
 
 class RunMetrics(Callback):
@@ -183,7 +183,7 @@ class RunMetrics(Callback):
         """Set how many members are online, as the round begins."""
         self.online.set(len(current.online))
 
-    def row(self, row: Round) -> None:
+    def add_round(self, row: Round) -> None:
         """Add a round that ended, with the metrics of its model."""
         self.round.set(row.round)
         self.ended.set_to_current_time()

@@ -84,7 +84,7 @@ def measure(
     allowed = f"at most {MOST_MEMBERS}: all coalitions are looked at"
     require(count <= MOST_MEMBERS, "num-clients", count, allowed)
     make_folder(folder)
-    _require_same_settings(folder, task)
+    _write_settings_once(folder, task)
     measure_values = partial(_values, task, valuations)
     federations = _cells(cases, seeds)
     complete = fill(folder / VALUES, federations, measure_values, again=again)
@@ -100,7 +100,7 @@ def measure(
     return complete
 
 
-def _require_same_settings(folder: Path, task: AuditTask) -> None:
+def _write_settings_once(folder: Path, task: AuditTask) -> None:
     """Write an audit's settings into its folder; raise ``ConfigError`` if it holds other ones.
 
     They include a hash of the data, and of code outside the library that the settings name.

@@ -17,10 +17,10 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
+    draw_horizontal_lines,
     draw_panels,
-    horizontal_lines,
+    draw_vertical_lines,
     limits,
-    vertical_lines,
 )
 from fedif_studies.pictures.sheets import Picture
 from fedif_studies.pictures.svg import Drawing, Kind, Look, Place
@@ -155,8 +155,8 @@ def _draw_panel(drawing: Drawing, box: Box, panel: RemovalPanel) -> None:
     low, high = limits(values)
     up = Scale(low, high, box.bottom, box.top)
     along = Scale(0.0, len(at_random) - 1.0, box.left + 0.5 * size, box.right - 0.5 * size)
-    horizontal_lines(drawing, box, up)
-    vertical_lines(drawing, box, along, most=5)
+    draw_horizontal_lines(drawing, box, up)
+    draw_vertical_lines(drawing, box, along, most=5)
     drawing.text(
         (middle, box.bottom + 2.3 * size), "members gone", anchor="middle", classes="quiet"
     )

@@ -73,7 +73,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     places: set[Place] = set()
     used: set[str] = set()
     for point in _points(seeds, axes, grids):
-        _require_new(point, places, path)
+        _add_place(point, places, path)
         settings = _settings_of(point, fixed)
         used |= settings.keys()
         cells.append(make_cell(name, _cell_name(point), settings, output_dir))
@@ -83,7 +83,7 @@ def read_sweep(path: Path, defaults: Mapping[str, Scalar], output_dir: Path) -> 
     return cells
 
 
-def _require_new(point: Point, places: set[Place], path: Path) -> None:
+def _add_place(point: Point, places: set[Place], path: Path) -> None:
     """Add a cell's place to ``places``; raise ConfigError if an earlier cell has the same."""
     place = tuple(point.items())
     if place in places:

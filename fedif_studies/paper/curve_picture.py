@@ -18,10 +18,10 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
+    draw_horizontal_lines,
     draw_panels,
-    horizontal_lines,
+    draw_vertical_lines,
     limits,
-    vertical_lines,
 )
 from fedif_studies.pictures.sheets import Picture
 from fedif_studies.pictures.svg import Drawing, Kind
@@ -168,8 +168,10 @@ def _draw_curve_panel(drawing: Drawing, box: Box, panel: CurvePanel, across: int
     up = Scale(low, high, box.bottom, box.top)
     # The paper's figures have room at the right of the last round.
     along = Scale(0.0, _LAST, box.left, box.right - 1.6 * size)
-    horizontal_lines(drawing, box, up)
-    vertical_lines(drawing, Box(box.left, box.top, along.end - box.left, box.height), along, most=5)
+    draw_horizontal_lines(drawing, box, up)
+    draw_vertical_lines(
+        drawing, Box(box.left, box.top, along.end - box.left, box.height), along, most=5
+    )
     _write_panel(drawing, box, panel, across)
     for row in panel.rows:
         if row.key in panel.curves:

@@ -29,7 +29,7 @@ from fedif_studies.pictures.panels import (
     Scale,
     Sheet,
     compose,
-    horizontal_lines,
+    draw_horizontal_lines,
     limits,
     panel_grid,
 )
@@ -126,7 +126,7 @@ def _draw_accuracies(
         low, high = limits(_ends_of_bars(points))
         for index, (column, box) in enumerate(zip(table.columns, grid.boxes, strict=True)):
             scale = Scale(low, high, box.bottom, box.top)
-            horizontal_lines(drawing, box, scale, labelled=grid.is_first(index))
+            draw_horizontal_lines(drawing, box, scale, labelled=grid.is_first(index))
             _write_column(drawing, box, column)
             _draw_points(drawing, box, scale, table.rows, in_column(points, column))
         return grid.bottom

@@ -14,7 +14,7 @@ from fedif_studies.pictures.panels import (
     Sheet,
     compose,
     draw_panels,
-    vertical_lines,
+    draw_vertical_lines,
 )
 from fedif_studies.pictures.svg import Drawing, Kind, Look
 
@@ -111,7 +111,7 @@ class DotPlot:
     def _draw_panel(self, drawing: Drawing, box: Box, panel: DotPanel) -> None:
         size = drawing.size
         scale = Scale(self.low, self.high, box.left, box.right, self.is_log)
-        vertical_lines(drawing, box, scale, most=6)
+        draw_vertical_lines(drawing, box, scale, most=6)
         if self.at is not None:
             x = scale(self.at)
             drawing.line((x, box.top), (x, box.bottom), "axis dashed")

@@ -231,7 +231,7 @@ Entry = tuple[Look, Kind, str]
 """An entry of a legend: a point's look and kind, and the words beside it."""
 
 
-def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry]) -> float:
+def draw_legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry]) -> float:
     """Write a legend, in as many lines as it needs, and return where it ends."""
     if not entries:
         return top
@@ -250,7 +250,7 @@ def legend(drawing: Drawing, sheet: Sheet, top: float, entries: Sequence[Entry])
     return y + 0.5 * size
 
 
-def heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
+def draw_heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
     """Write the picture's title, in as many lines as it needs, and return where it ends."""
     y = 0.4 * sheet.size
     for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size, is_bold=True):
@@ -259,7 +259,7 @@ def heading(drawing: Drawing, sheet: Sheet, words: str) -> float:
     return y + 0.3 * sheet.size
 
 
-def remark(drawing: Drawing, sheet: Sheet, top: float, words: str) -> float:
+def draw_remark(drawing: Drawing, sheet: Sheet, top: float, words: str) -> float:
     """Write how to read the picture, in as many lines as it needs, and return where it ends."""
     y = top
     for line in wrapped(words, sheet.width - 1.2 * sheet.size, sheet.size):
@@ -280,7 +280,9 @@ def wrapped(words: str, width: float, size: float, *, is_bold: bool = False) -> 
     return lines
 
 
-def horizontal_lines(drawing: Drawing, box: Box, scale: Scale, *, labelled: bool = True) -> None:
+def draw_horizontal_lines(
+    drawing: Drawing, box: Box, scale: Scale, *, labelled: bool = True
+) -> None:
     """Draw a line at each round value, with the value at its left if ``labelled``."""
     size = drawing.size
     for value in scale.ticks(_HORIZONTAL_LINES):
@@ -291,7 +293,7 @@ def horizontal_lines(drawing: Drawing, box: Box, scale: Scale, *, labelled: bool
             drawing.text(place, f"{value:g}", anchor="end", classes="quiet")
 
 
-def vertical_lines(drawing: Drawing, box: Box, scale: Scale, *, most: int) -> None:
+def draw_vertical_lines(drawing: Drawing, box: Box, scale: Scale, *, most: int) -> None:
     """Draw a line at each round value, with the value below it."""
     size = drawing.size
     for value in scale.ticks(most):
@@ -328,9 +330,9 @@ def compose(
     def draw_with(height: float) -> tuple[Drawing, float]:
         """Return a drawing of this height, and where its contents really end."""
         drawing = Drawing(sheet.width, height, title, finding, sheet.size)
-        top = heading(drawing, sheet, title)
-        top = legend(drawing, sheet, top, entries)
-        top = remark(drawing, sheet, top, marks)
+        top = draw_heading(drawing, sheet, title)
+        top = draw_legend(drawing, sheet, top, entries)
+        top = draw_remark(drawing, sheet, top, marks)
         return drawing, body(drawing, top)
 
     # The file begins with its height, which is known only once all is drawn: it is drawn twice.

@@ -187,9 +187,9 @@ def test_a_member_lets_masked_updates_leave_where_every_run_is_masked(tmp_path, 
     guard = OutgoingPolicy(policy.leaves, None)
     if not profiles:
         with pytest.raises(RefusedByMemberError):
-            guard.check(received, RecordDict(masked), 1)
+            guard.limit_reply(received, RecordDict(masked), 1)
         return
-    left = guard.check(received, RecordDict(masked), 1)
+    left = guard.limit_reply(received, RecordDict(masked), 1)
     assert left["arrays"][VECTOR].numpy().tolist() == [0, 1, 2]
     assert left[MASK_RECORD] == mask
     assert {*policy.leaves.config} > {*LeavesSettings().config}

@@ -62,5 +62,5 @@ def test_the_pages_policy_for_masked_rounds_lets_answers_to_statements_leave(tmp
     asked = Message(RecordDict(), 1000, f"query.{ACTION}")
     (reply,) = grid.send_and_receive([asked])
     guard = OutgoingPolicy(leaves, None)
-    left = guard.check(asked.content, reply.content, 1, asked.metadata.message_type)
+    left = guard.limit_reply(asked.content, reply.content, 1, asked.metadata.message_type)
     assert read_answer(left) == UNWANTED

@@ -186,7 +186,7 @@ def test_who_hides_two_values_from_the_sketch_is_named_by_a_product():
 
     masked_round = Parties(policy=OPEN.replace(sketch_share=0.01)).opened(np.ones((5, 3)), spoil)
     assert masked_round.untrue() == {}
-    masked_round.count([2, 3, 4])
+    masked_round.keep_counted([2, 3, 4])
     # Of length 3/4, and odd in the last bit of the first entry alone.
     vector = torch.tensor([0.75 - 2.0**-24, 0.0, 0.0], dtype=torch.float64)
     with pytest.raises(MaskingError, match="larger than the update allows of node 102: its vector"):

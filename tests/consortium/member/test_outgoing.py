@@ -39,7 +39,7 @@ RECEIVED = content(arrays=arrays(), config=ConfigRecord({"server-round": 1}))
 
 def check(reply: RecordDict, received: RecordDict = RECEIVED, kind="train", **keys) -> RecordDict:
     """Return what leaves; there is no noise, and so no log."""
-    return OutgoingPolicy(LeavesSettings(**keys), None).check(received, reply, 0, kind)
+    return OutgoingPolicy(LeavesSettings(**keys), None).limit_reply(received, reply, 0, kind)
 
 
 def refusal(reply: RecordDict, **keys) -> RefusedByMemberError:

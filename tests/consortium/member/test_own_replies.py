@@ -48,7 +48,7 @@ def offered() -> RecordDict:
 
 @pytest.mark.parametrize("limits", [{"clip_length": 2.5}, {"metric_digits": 2}, {}])
 def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits):
-    leaving = OutgoingPolicy(LeavesSettings(**limits), None).check(RECEIVED, offered(), 0)
+    leaving = OutgoingPolicy(LeavesSettings(**limits), None).limit_reply(RECEIVED, offered(), 0)
     note_sent = own.sign(RECEIVED, leaving, is_round=True)
     # What a server checks:
     record, sent = leaving["signature"], record_digest(leaving["arrays"]).hex()

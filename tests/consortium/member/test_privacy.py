@@ -114,20 +114,20 @@ def test_a_reply_leaves_shortened_and_with_noise(log):
     policy = OutgoingPolicy(LeavesSettings(**TABLE), log)
     update = np.zeros_like(MODEL)
     update[0] = 1e6
-    found = policy.check(of(MODEL), of(MODEL + update), 7)
+    found = policy.limit_reply(of(MODEL), of(MODEL + update), 7)
     values = view_array(found.array_records["arrays"]["w"]).astype(np.float64)
     # Noise of 2 * 0.5 on 0.5 and 999 zeros: seven standard errors.
     assert abs(values[0] - 0.5) < 7
     assert abs(values[1:].mean()) < 7 / math.sqrt(999)
     assert values[1:].std() == pytest.approx(1.0, abs=7 / math.sqrt(2 * 999))
-    assert policy.check(of(MODEL), of(MODEL + update), 7) != found
+    assert policy.limit_reply(of(MODEL), of(MODEL + update), 7) != found
     assert [line["replies"] for line in read_log(log.folder / "log.txt")] == [1, 2]
 
 
 def test_a_reply_without_an_update_costs_nothing(log):
     policy = OutgoingPolicy(LeavesSettings(**{**TABLE, "metrics": ["metrics.loss"]}), log)
-    policy.check(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}), 7)
+    policy.limit_reply(of(MODEL), RecordDict({"metrics": MetricRecord({"loss": 1.0})}), 7)
     with pytest.raises(RefusedByMemberError):
-        policy.check(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}), 7)
+        policy.limit_reply(of(MODEL), RecordDict({**of(MODEL), "x": MetricRecord({"y": 1})}), 7)
     assert read_log(log.folder / "log.txt") == []
     assert not (log.folder / "privacy.json").exists()

@@ -47,7 +47,7 @@ def send(content: RecordDict, **node_config: str):
     message = Message(content, 1000, f"{MessageType.QUERY}.{ACTION}")
     (reply,) = grid.send_and_receive([message])
     guard = OutgoingPolicy(LeavesSettings(), None)
-    return read_answer(guard.check(content, reply.content, 0, message.metadata.message_type))
+    return read_answer(guard.limit_reply(content, reply.content, 0, message.metadata.message_type))
 
 
 def test_a_node_keeps_its_page_and_what_checks_it(tmp_path):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from fedif_consortium.page import refuse_page
+from fedif_consortium.page import reason_against_page
 from fedif_consortium.statement.bundle import make_statement
 from fedif_consortium.statement.pages import open_games
 from fedif_consortium.statement.verify import verify
@@ -52,7 +52,7 @@ def test_every_page_is_one_file_that_runs_and_fetches_nothing(pages):
         assert not {tag for tag, _ in tags} & {"script", "img", "link", "iframe", "object", "form"}
         assert "url(" not in page
         assert "@import" not in page
-        assert refuse_page(page.encode()) == ""
+        assert reason_against_page(page.encode()) == ""
 
 
 def test_labels_beside_an_axis_keep_their_signs_on_a_phone(pages):

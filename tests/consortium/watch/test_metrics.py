@@ -84,7 +84,7 @@ def test_the_figures_are_those_of_the_records(tmp_path):
 def test_a_round_that_gave_nobody_weight_is_no_round_that_went_well(tmp_path):
     figures = RunMetrics(config(tmp_path))
     for number, status in enumerate(("advanced", "kept", "failed", "kept"), 1):
-        figures.row(Round(number, status=status))
+        figures.add_round(Round(number, status=status))
     by_outcome = {}
     for outcome in ("ok", "kept", "failed"):
         by_outcome[outcome] = figures.registry.get_sample_value(
@@ -105,7 +105,7 @@ def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
 def test_without_the_request_no_label_is_a_member_s_or_anybody_s_text(tmp_path):
     metrics = RunMetrics(config(tmp_path))
     before = len(samples(generate_latest(metrics.registry).decode()))
-    metrics.row(Round(1, (ClientReport(ClientNode(0, 7, name="hospital-a")),)))
+    metrics.add_round(Round(1, (ClientReport(ClientNode(0, 7, name="hospital-a")),)))
     text = generate_latest(metrics.registry).decode()
     assert "hospital" not in text
     assert len(samples(text)) == before
@@ -121,11 +121,11 @@ def test_figures_of_the_last_round_are_none_of_an_earlier_one(tmp_path):
     ada, bob = (ClientNode(i, 7 + i, name=name) for i, name in enumerate(("ada", "bob")))
     both = (ClientReport(ada, weight=0.75, train_seconds=2.0), ClientReport(bob, weight=0.25))
     second = ClientReport(ada, status="refused", rejection="its second reply")
-    metrics.row(Round(1, (*both, second)))
+    metrics.add_round(Round(1, (*both, second)))
     found = samples(generate_latest(metrics.registry).decode())
     assert found["fedif_training_seconds",] == 2.0
     assert found["fedif_member_weight", "ada"] == 0.75
-    metrics.row(Round(2, (ClientReport(bob, weight=1.0),)))
+    metrics.add_round(Round(2, (ClientReport(bob, weight=1.0),)))
     found = samples(generate_latest(metrics.registry).decode())
     assert found["fedif_member_weight", "ada"] == 0.0
     assert found["fedif_member_weight", "bob"] == 1.0

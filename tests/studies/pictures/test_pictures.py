@@ -12,7 +12,7 @@ import pytest
 from fedif_studies.audit.removal_picture import LOOKS as REMOVAL_LOOKS
 from fedif_studies.paper.points import LOOKS
 from fedif_studies.pictures import svg
-from fedif_studies.pictures.panels import SHEETS, Scale, legend, limits, panel_grid, wrapped
+from fedif_studies.pictures.panels import SHEETS, Scale, draw_legend, limits, panel_grid, wrapped
 from fedif_studies.pictures.sheets import Picture, write_picture
 from fedif_studies.pictures.svg import Drawing, Look
 
@@ -96,7 +96,7 @@ def test_every_shape_lies_around_its_place(shape):
 
 def test_a_legend_goes_on_in_another_line_where_there_is_no_room():
     entries = [(Look("blue", "circle"), "filled", "a long name of a method")] * 3
-    narrow, wide = (legend(Drawing(s.width, 9, "", "", s.size), s, 0, entries) for s in SHEETS)
+    narrow, wide = (draw_legend(Drawing(s.width, 9, "", "", s.size), s, 0, entries) for s in SHEETS)
     assert wide == pytest.approx(1.6 * SHEETS[1].size)
     assert narrow == pytest.approx((1.6 + 2 * 1.6) * SHEETS[0].size)
 
@@ -104,7 +104,7 @@ def test_a_legend_goes_on_in_another_line_where_there_is_no_room():
 @pytest.mark.parametrize("sheet", SHEETS)
 def test_a_legend_keeps_words_and_the_next_point_apart_in_a_wide_font_too(sheet):
     drawing = Drawing(sheet.width, 9, "", "", sheet.size)
-    legend(drawing, sheet, 0, [(Look("green", "circle"), "filled", "AFedSV")] * 2)
+    draw_legend(drawing, sheet, 0, [(Look("green", "circle"), "filled", "AFedSV")] * 2)
     begin = float(re.findall(r'<text x="([0-9.]+)"', drawing.to_text())[0])
     _, point = re.findall(r' d="M([0-9.]+) [^"]*z"', drawing.to_text())
     # A, F, e, d, S, V in DejaVu Sans, by its own table of widths.
