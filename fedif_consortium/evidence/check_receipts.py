@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from fedif_consortium.evidence.attempts import Attempts
 from fedif_consortium.evidence.bound_rows import agreed_settings, rows_by_round, state_of
-from fedif_consortium.evidence.check_signatures import Signatures
 from fedif_consortium.evidence.held_receipts import HeldReceipts, read_held
 from fedif_consortium.evidence.names import name_of
 from fedif_consortium.evidence.part import read_chain, run_id
@@ -21,6 +20,7 @@ from fedif_consortium.evidence.receipts import (
     why_it_cannot_follow,
 )
 from fedif_consortium.evidence.redone_rounds import counted_rounds, not_told, redone_rounds
+from fedif_consortium.evidence.signed import Signatures
 from fedif_flower.errors import EvidenceError, StatementError
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder

@@ -10,9 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedif_consortium.evidence.check_signatures import Signatures
 from fedif_consortium.evidence.held_receipts import HeldReceipts
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound, read_leaf
+from fedif_consortium.evidence.signed import Signatures
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,10 @@ class SignedUpdate(Signed):
     head: Hex = b""
 
 
+Signatures = Mapping[tuple[int, int], SignedUpdate]
+"""What members signed, by round and client id."""
+
+
 def arrays_digest(arrays: Iterable[tuple[str, NDArray[np.generic]]]) -> bytes:
     """Return the SHA-256 of named arrays: of their names, types, shapes and values.
 
