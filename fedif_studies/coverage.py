@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from statistics import mean
 from typing import Annotated
 
 import numpy as np
@@ -47,7 +46,7 @@ from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import names_in, sizes_in
-from fedif_studies.lab.table import grouped
+from fedif_studies.lab.table import column_mean, grouped
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
@@ -236,9 +235,9 @@ def table(measured: Sequence[Row]) -> ResultTable:
     groups = grouped(measured, _line_key)
     lines = []
     for (name, rule, fault, size), rows in sorted(groups.items()):
-        covered = _mean_of(rows, "covered") / MEMBERS
-        shares_covered = _mean_of(rows, "shares_covered") / MEMBERS
-        others = _mean_of(rows, "others")
+        covered = column_mean(rows, "covered") / MEMBERS
+        shares_covered = column_mean(rows, "shares_covered") / MEMBERS
+        others = column_mean(rows, "others")
         line = [
             name,
             rule,
@@ -260,10 +259,6 @@ def _line_key(row: Row) -> tuple[str, str, str, int]:
     if "wrong" in row:
         fault = f"{float(row['wrong']):.0%}, {row['treatment']}"
     return row["data"], row["strategy"], fault, int(row["examples"])
-
-
-def _mean_of(rows: Sequence[Row], column: str) -> float:
-    return mean(float(row[column]) for row in rows)
 
 
 if __name__ == "__main__":

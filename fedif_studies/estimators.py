@@ -31,7 +31,7 @@ from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.table import grouped
+from fedif_studies.lab.table import column_mean, grouped
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "estimators.csv"
@@ -118,18 +118,14 @@ def table() -> ResultTable:
     for estimator, rows in grouped(read_rows(CSV), lambda row: row["estimator"]).items():
         line = [
             estimator,
-            f"{_mean_of(rows, 'error'):.1%}",
-            f"{_mean_of(rows, 'resolution'):.0%}",
-            f"{_mean_of(rows, 'alike'):.1%}",
-            f"{_mean_of(rows, 'coalitions'):.0f}",
+            f"{column_mean(rows, 'error'):.1%}",
+            f"{column_mean(rows, 'resolution'):.0%}",
+            f"{column_mean(rows, 'alike'):.1%}",
+            f"{column_mean(rows, 'coalitions'):.0f}",
         ]
         lines.append(line)
     heading = ["estimator", "error", "counts as none", "rounds without a difference", "coalitions"]
     return ResultTable("Errors of estimators", heading, lines, num_labels=1)
-
-
-def _mean_of(rows: Sequence[Mapping[str, str]], column: str) -> float:
-    return mean(float(row[column]) for row in rows)
 
 
 def main(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -26,6 +26,11 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
+
+
+def column_mean(rows: Iterable[Mapping[str, Any]], column: str) -> float:
+    """Return the mean of the numbers that rows have in a column."""
+    return statistics.mean(float(row[column]) for row in rows)
 
 
 @dataclass(frozen=True)
