@@ -82,6 +82,7 @@ def retrained(members: int, case: str, seed: int) -> Tensor:
         masks = all_coalitions(members)
     else:
         generator = torch_generator("drawn-coalitions", members, seed)
+        # Each coalition has the same chance: in a Banzhaf value, all coalitions count alike.
         masks = torch.rand(COALITIONS, members, generator=generator) < 0.5
     task = task_of(members)
     federation = people(members, case)

@@ -67,6 +67,7 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = {
     "label noise": {"attack": "label-noise"},
     "sign flip": {"attack": "sign-flip"},
     "gradient noise": {"attack": "gradient-noise"},
+    # Its default patience, 50 rounds, is longer than a run: it would never judge its effect.
     "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
     "Min-Max": {"attack": "min-max"},
 }
@@ -136,11 +137,12 @@ def measure(data_dir: str, row: Row) -> list[Row]:
         **data_settings,
         **ATTACKS[cell.attack],
         "malicious-fraction": cell.share,
+        # As in the arena: a rule that expects a share of malicious clients expects the largest.
         "assumed-malicious-fraction": max(SHARES),
         "strategy": RULE,
         "rule.weights": cell.weights,
         "rule.bounds": cell.bounds,
-        "update-clipping": 0.0,
+        "update-clipping": 0.0,  # The cell's own bounds clip, and nothing else.
         **momentum_settings(cell.momentum),
         "seed": cell.seed,
     }

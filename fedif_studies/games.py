@@ -51,6 +51,7 @@ CSV = RESULTS / "games-statements.csv"
 MEMBERS = 20
 ROUNDS = 30
 STRATEGIES = ("fedavg", "fedif", "influence-descent")
+# Any amount: with a budget, `auto` bounds the lengths of updates as in a run that pays.
 BUDGET = "1000"
 
 

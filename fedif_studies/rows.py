@@ -130,6 +130,7 @@ def _require_origins(path: Path, rows: Iterable[Row]) -> None:
     """Raise ConfigError if a row has no revision or no seed."""
     for row, name in itertools.product(rows, ORIGIN):
         if row.get(name) in (None, ""):
+            # The first columns are those of the cell that was measured.
             cells = ", ".join(f"{key} = {value}" for key, value in list(row.items())[:6])
             raise ConfigError(
                 f"{path.name}: the row with {cells} has no {name}; allowed: the revision of the "

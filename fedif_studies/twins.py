@@ -54,7 +54,7 @@ def own_parts(steps: Sequence[AuditStep]) -> list[OwnPart]:
     """Return the own part of each member's updates; all members are in every round."""
     rounds = []
     for step in steps:
-        lengths = step.rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)
+        lengths = step.rows.double().norm(dim=1, keepdim=True).clamp_min(1e-30)  # 0 stays 0.
         units = sketch(step.rows, 0) / lengths
         rounds.append(units - units.mean(dim=0))
     parts = torch.stack(rounds)  # [T, m, 256]

@@ -59,6 +59,7 @@ ATTACKS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
         "Min-Max": {"attack": "min-max"},
         "Min-Sum": {"attack": "min-sum"},
         "Fang": {"attack": "fang"},
+        # Its default patience, 50 rounds, is longer than a bout: it would never judge its effect.
         "PoisonedFL": {"attack": "poisoned-fl", "poisoned-fl.patience": 10},
         "mimic": {"attack": "mimic"},
         "Sybils": {"attack": "sybils"},
@@ -87,6 +88,7 @@ AT_EVERY_SHARE = (
     "Neurotoxin",
     "descending backdoor",
 )
+# Ten clients take part in a round, on digits and on images alike.
 _DIGITS: Mapping[str, Scalar] = MappingProxyType(
     {"num-server-rounds": 40, "num-clients": 50, "fraction-train": 0.2}
 )

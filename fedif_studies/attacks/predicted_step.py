@@ -49,7 +49,7 @@ class PredictedStep(Behaviour):
     def poison_update(self, own: ClientRound) -> Tensor:
         """Return the received parameters plus the predicted step."""
         models, rounds = self._remember(own)  # [k, d], [k]
-        if len(models) < 3:
+        if len(models) < 3:  # Three models make two steps, and so one change of the step.
             return own.trained
         moves = models.diff(dim=0)  # [k - 1, d]
         steps = moves / rounds.diff()[:, None]  # [k - 1, d]

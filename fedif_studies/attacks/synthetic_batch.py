@@ -61,6 +61,7 @@ class SyntheticBatch(Behaviour):
         for label in range(num_classes):
             of_class = pixels[labels == label]
             mean = (of_class if len(of_class) else pixels).mean(dim=0)
+            # Without noise, all examples of a class would be the same, and stay so.
             noise = torch.rand(self.per_class, *mean.shape, generator=generator).to(pixels)
             examples.append(0.7 * mean + 0.3 * noise)
         batch = torch.cat(examples).to(pixels)

@@ -31,7 +31,7 @@ from fedif_studies.attacks.lowered_scores import LowersAnother
 from fedif_studies.attacks.opposed import OpposedSteps, OpposedUpdates
 from fedif_studies.attacks.predicted_step import PredictedStep
 from fedif_studies.attacks.synthetic_batch import SyntheticBatch
-from fedif_studies.audit.members import AuditMember, AuditTask
+from fedif_studies.audit.members import MISBEHAVING, AuditMember, AuditTask
 
 Case = Callable[[AuditTask, int], list[AuditMember]]
 """Returns the members of a federation for a task and a seed."""
@@ -235,13 +235,13 @@ def _few_examples(_: AuditTask, member: AuditMember) -> Mapping[str, Any]:
     return {"pixels": member.pixels[:n], "labels": member.labels[:n], "claimed": float(n)}
 
 
-def case_of_marked(change: Change, share: float = 0.3) -> Case:
+def case_of_marked(change: Change, share: float = MISBEHAVING) -> Case:
     """Return the case in which a share of the members, drawn by the seed, changes."""
     play = play_each(change)
     return lambda task, seed: let_play(task, task.marked(seed, share), play)
 
 
-def case_of_attack(name: str, share: float = 0.3) -> Case:
+def case_of_attack(name: str, share: float = MISBEHAVING) -> Case:
     """Return the case in which a share of the members makes an attack, named as in a run config."""
 
     def change(task: AuditTask, member: AuditMember) -> Mapping[str, Any]:

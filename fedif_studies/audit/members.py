@@ -26,6 +26,7 @@ from fedif_flower.valuation import Validation
 # The settings in which an audit differs from a run by default. With ten members, all 2**10
 # coalitions can be trained.
 AUDITED = 'num-clients=10 num-server-rounds=10 local-epochs=1 fraction-train=1.0 device="cpu"'
+MISBEHAVING = 0.3  # The share of members that are marked: three of ten.
 # The settings that an audit reads: those of the task, of training and of the attacks.
 READ = frozenset(
     [
@@ -211,7 +212,7 @@ class AuditTask:
         salted = others[order[: len(validation_rows)]]
         return self.held_out(salted, self.config.seed)
 
-    def marked(self, seed: int, share: float = 0.3) -> list[int]:
+    def marked(self, seed: int, share: float = MISBEHAVING) -> list[int]:
         """Return the members that misbehave with this seed: a share of all, at least one."""
         count = max(round(share * self.config.num_clients), 1)
         generator = numpy_generator("audit-marked", self.config.seed, seed)

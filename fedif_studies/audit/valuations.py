@@ -70,6 +70,7 @@ def cosine(step: AuditStep) -> Tensor:
     """Return the cosine of each update with the round's step, ``[m]``; 0 for an update of 0."""
     updates = step.rows.double()
     global_step = (step.coefficients @ updates).expand_as(updates)  # [m, d]
+    # The default eps, 1e-8, would lower the cosine of updates that are shorter than that.
     return cosine_similarity(updates, global_step, dim=1, eps=1e-30)
 
 
@@ -274,6 +275,7 @@ def complete(matrix: Tensor, rank: int, ridge: float, sweeps: int) -> Tensor:
     values = matrix.nan_to_num(0.0)
     mask = is_measured.double()
     penalty = ridge * values.square().sum().sqrt() / mask.sum().sqrt()
+    # Alternating least squares begin anywhere; from a fixed factor, the values repeat.
     generator = torch.Generator().manual_seed(0)
     right = torch.randn(matrix.shape[1], rank, generator=generator, dtype=torch.float64)
     # Never 0: without a penalty, a row with few entries would have a singular system.

@@ -27,6 +27,7 @@ from fedif_studies.benchmarks.common import MODELS, Figure, report, run_benchmar
 
 CLASSES = 10
 STEPS = 20
+# The paper's settings, but for its five epochs.
 CONFIG = TrainingConfig(local_epochs=1, batch_size=16, learning_rate=0.001, momentum=0.9)
 
 

@@ -46,6 +46,7 @@ class Workload:
     def __init__(self, data_dir: str, rounds: int, epochs: int) -> None:
         self.data_dir = data_dir
         self.rounds = rounds
+        # Batches, learning rate and momentum of the paper.
         self.training = TrainingConfig(
             local_epochs=epochs, batch_size=16, learning_rate=0.001, momentum=0.9
         )
