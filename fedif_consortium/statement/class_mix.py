@@ -60,7 +60,7 @@ def class_mix(records: RunRecords) -> ClassMix | None:
     mix = records.provenance.get(CLASSES_KEY) or []
     default = CreditSettings.defaults()[CLASS_SHIFT]
     radius = float(records.config.get(CLASS_SHIFT, default))
-    is_split = all(len(part.by_class) == len(mix) for part in records.parts)
+    is_split = all(len(line.by_class) == len(mix) for line in records.member_rounds)
     if not mix or not is_split or radius == 0:
         return None
     classes = len([share for share in mix if share > 0])
@@ -102,7 +102,7 @@ def _contributed_by_class(records: RunRecords, standing: Standing, classes: int)
     """Return what members contributed by class, ``[n, C]``, in sums or means as their worth is."""
     place_of = {client_id: place for place, client_id in enumerate(standing.client_ids)}
     sums = np.zeros((len(place_of), classes))
-    for part in records.parts:
-        sums[place_of[part.client_id]] += np.array(part.by_class)
+    for line in records.member_rounds:
+        sums[place_of[line.client_id]] += np.array(line.by_class)
     per_worth: Array = sums / np.array(standing.draws, dtype=float)[:, None]
     return per_worth

@@ -9,7 +9,7 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from fedif_consortium.statement.records import Part, RoundLoss, RunRecords
+from fedif_consortium.statement.records import MemberRound, RoundLoss, RunRecords
 from fedif_flower.errors import StatementError
 
 # Relative differences that are allowed.
@@ -44,7 +44,7 @@ def _require_whole_tables(records: RunRecords) -> None:
     """Raise StatementError if a table ends before another one, or ``clients.csv`` lacks a line."""
     run = records.folder
     rounds = len(records.rounds)
-    last = max((part.round for part in records.parts), default=0)
+    last = max((line.round for line in records.member_rounds), default=0)
     rounds_counted = [line["round"] for line in records.lines]
     if last > rounds or rounds_counted != list(range(rounds + 1)):
         raise StatementError(
@@ -81,13 +81,13 @@ def _require_class_sums(records: RunRecords) -> None:
     Shares with another mix of classes are computed from them.
     """
     largest = defaultdict[int, float](float)  # By round.
-    for part in records.parts:
-        size = math.fsum(map(abs, part.by_class))
-        largest[part.round] = max(largest[part.round], size)
-    for part in records.parts:
-        allowed = CLASS_SLOPES * largest[part.round]
-        if part.by_class and _is_apart(part.by_class, part.contribution, allowed):
-            raise _not_adding_up(records, part, "class")
+    for line in records.member_rounds:
+        size = math.fsum(map(abs, line.by_class))
+        largest[line.round] = max(largest[line.round], size)
+    for line in records.member_rounds:
+        allowed = CLASS_SLOPES * largest[line.round]
+        if line.by_class and _is_apart(line.by_class, line.contribution, allowed):
+            raise _not_adding_up(records, line, "class")
 
 
 def _require_block_sums(records: RunRecords) -> None:
@@ -96,10 +96,10 @@ def _require_block_sums(records: RunRecords) -> None:
     Intervals are computed from them.
     """
     for counted in (records, *records.at_noise_ends()):
-        for part in counted.parts:
-            allowed = SIX_DIGITS * math.fsum(map(abs, part.by_block))
-            if part.by_block and _is_apart(part.by_block, part.contribution, allowed):
-                raise _not_adding_up(records, part, "block")
+        for line in counted.member_rounds:
+            allowed = SIX_DIGITS * math.fsum(map(abs, line.by_block))
+            if line.by_block and _is_apart(line.by_block, line.contribution, allowed):
+                raise _not_adding_up(records, line, "block")
 
 
 def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
@@ -107,11 +107,11 @@ def _is_apart(parts: Iterable[float], whole: float, allowed: float) -> bool:
     return abs(math.fsum(parts) - whole) > allowed + ROUNDING * abs(whole)
 
 
-def _not_adding_up(records: RunRecords, part: Part, split: str) -> StatementError:
+def _not_adding_up(records: RunRecords, line: MemberRound, split: str) -> StatementError:
     """Return the error for contributions that do not add up; ``split`` is "class" or "block"."""
     name = records.folder.attribution.path.name
     return StatementError(
-        f"{name}: in round {part.round} the contributions of client {part.client_id} by {split} do "
+        f"{name}: in round {line.round} the contributions of client {line.client_id} by {split} do "
         "not add up to its contribution"
     )
 

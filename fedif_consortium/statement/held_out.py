@@ -461,15 +461,15 @@ def credited_by_class(records: RunRecords, standing: Standing) -> Array | None:
     contributions are not split by class, or the classes' parts of the examples are not known.
     """
     mix = records.provenance.get(CLASSES_KEY)
-    if not mix or any(len(part.by_class) != len(mix) for part in records.parts):
+    if not mix or any(len(line.by_class) != len(mix) for line in records.member_rounds):
         return None
     place_of = {client_id: place for place, client_id in enumerate(standing.client_ids)}
     parts_of_examples = np.array(mix)
     sums = np.zeros((len(place_of), len(mix)))
-    for part in records.parts:
-        lost = (part.credited - part.contribution) * parts_of_examples
-        sums[place_of[part.client_id]] += split_credit(
-            part.contribution, part.credited, np.array(part.by_class), lost
+    for line in records.member_rounds:
+        lost = (line.credited - line.contribution) * parts_of_examples
+        sums[place_of[line.client_id]] += split_credit(
+            line.contribution, line.credited, np.array(line.by_class), lost
         )
     per_worth: Array = sums / np.array(standing.draws, dtype=float)[:, None]
     return per_worth

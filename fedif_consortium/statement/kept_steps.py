@@ -30,7 +30,7 @@ def read_kept_steps(records: RunRecords) -> dict[int, Step]:
     for line in records.lines:
         if line["round_failed"] or line["status"] == "kept":
             without_step.add(line["round"])
-    missing = {part.round for part in records.parts} - files.keys() - without_step
+    missing = {line.round for line in records.member_rounds} - files.keys() - without_step
     if missing:
         where = f"{str(records.folder.path)!r}: the updates of round {min(missing)}"
         if records.config.get("updates.keep"):

@@ -245,11 +245,11 @@ def kinds_of_luck(records: RunRecords, is_drawn: bool, draws: Array | None = Non
 def _luck_of_examples(records: RunRecords, draws: Array | None) -> Luck:
     """Return the luck of the held-out examples, for sums, or with ``draws`` for means per draw."""
     weights = records.block_weights
-    parts = [
-        SplitContribution(part.client_id, part.contribution, part.credited, part.by_block)
-        for part in records.parts
+    split = [
+        SplitContribution(line.client_id, line.contribution, line.credited, line.by_block)
+        for line in records.member_rounds
     ]
-    contributed, credited = block_sums(parts, list(records.members), len(weights))
+    contributed, credited = block_sums(split, list(records.members), len(weights))
     if draws is not None:
         contributed = contributed / draws
         credited = credited / draws

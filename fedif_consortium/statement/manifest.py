@@ -59,7 +59,7 @@ _Words = Annotated[str, StringConstraints(pattern=rf"^[^{UNSHOWN}]{{0,300}}$")]
 _Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
-class _Part(BaseModel):
+class _Object(BaseModel):
     """A JSON object that has these keys, in camel case, and no others."""
 
     model_config = ConfigDict(
@@ -67,7 +67,7 @@ class _Part(BaseModel):
     )
 
 
-class Agreed(_Part):
+class Agreed(_Object):
     """What members agreed to: the run's name, the attempt's number, the hash of its run config."""
 
     name: Annotated[str, Field(min_length=1, max_length=300)]
@@ -75,7 +75,7 @@ class Agreed(_Part):
     config: Sha256
 
 
-class Manifest(_Part):
+class Manifest(_Object):
     """The predicate of the in-toto statement: what is said about a run's model.
 
     Attributes
@@ -154,14 +154,14 @@ class Manifest(_Part):
         return key
 
 
-class _Subject(_Part):
+class _Subject(_Object):
     """The model's file and its SHA-256."""
 
     name: Literal["model.pt"]
     digest: Annotated[dict[Literal["sha256"], Sha256], Field(min_length=1)]
 
 
-class SignedStatement(_Part):
+class SignedStatement(_Object):
     """An in-toto statement: the predicate says something, and the subject is what it is about."""
 
     kind: Literal["https://in-toto.io/Statement/v1"] = Field(alias="_type")

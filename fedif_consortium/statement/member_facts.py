@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from fedif_consortium.statement.own_parts import alike
-from fedif_consortium.statement.records import Part, Reply, RunRecords, by_member
+from fedif_consortium.statement.records import MemberRound, Reply, RunRecords, by_member
 from fedif_consortium.statement.settings import weighs_by_length
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, all_different, called
 from fedif_flower.run.completeness import MemberTurns
@@ -122,8 +122,8 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
     for number, (client_id, partition_id) in enumerate(records.members.items(), start=1):
         turns_of_member = turns_of.get(client_id, _NEVER_ASKED)
         replies = replies_of[client_id]
-        parts = records.parts_of[client_id]
-        updates = _parts_of_updates(records, client_id, replies)
+        member_rounds = records.rounds_of[client_id]
+        updates = _rounds_of_updates(records, client_id, replies)
         yield MemberFacts(
             client_id=client_id,
             partition_id=partition_id,
@@ -139,12 +139,12 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
             examples=max(_known([reply.num_examples for reply in replies]), default=None),
             weight_score=_last(_known([reply.weight_score for reply in replies])),
             refusals=tuple(_refusals(replies).most_common()),
-            by_class=_by_class(parts),
-            equal_part=math.fsum(equal_parts[part.round] for part in parts),
-            length=_mean([part.length for part in updates]),
-            weight=_mean([part.weight for part in updates]),
-            borrowed=_mean([part.borrowed for part in updates]),
-            opposed_rounds=len([part for part in updates if part.opposed > OPPOSED]),
+            by_class=_by_class(member_rounds),
+            equal_part=math.fsum(equal_parts[line.round] for line in member_rounds),
+            length=_mean([line.length for line in updates]),
+            weight=_mean([line.weight for line in updates]),
+            borrowed=_mean([line.borrowed for line in updates]),
+            opposed_rounds=len([line for line in updates if line.opposed > OPPOSED]),
             has_same_part=client_id in copies,
             is_weighed_by_length=is_by_length,
         )
@@ -161,7 +161,7 @@ def labels(records: RunRecords) -> dict[int, str]:
 
 def _equal_parts(records: RunRecords) -> dict[int, float]:
     """Return, by round, what each member with a part in it would contribute if all were equal."""
-    members_in = Counter(part.round for part in records.parts)
+    members_in = Counter(line.round for line in records.member_rounds)
     return {row.round: row.attributed / max(members_in[row.round], 1) for row in records.rounds}
 
 
@@ -204,18 +204,20 @@ def _refusals(replies: Sequence[Reply]) -> Counter[str]:
     return refusals
 
 
-def _by_class(parts: Sequence[Part]) -> tuple[float, ...]:
+def _by_class(member_rounds: Sequence[MemberRound]) -> tuple[float, ...]:
     """Return a member's contribution by class; empty if contributions are not split by class."""
-    rounds = [part.by_class for part in parts]
+    rounds = [line.by_class for line in member_rounds]
     return tuple(math.fsum(values_of_class) for values_of_class in zip(*rounds, strict=True))
 
 
-def _parts_of_updates(records: RunRecords, client_id: int, replies: Sequence[Reply]) -> list[Part]:
-    """Return a member's parts of the rounds to whose steps it sent an update.
+def _rounds_of_updates(
+    records: RunRecords, client_id: int, replies: Sequence[Reply]
+) -> list[MemberRound]:
+    """Return a member's rounds to whose steps it sent an update.
 
-    It may have a part in other rounds too: server momentum carries on an earlier update, and a
+    It may have lines of other rounds too: server momentum carries on an earlier update, and a
     round that takes a step back has the figures of that step again.
     """
     rounds = {reply.round for reply in replies if reply.status == "accepted"}
     rounds -= records.taken_back.keys()
-    return [part for part in records.parts_of[client_id] if part.round in rounds]
+    return [line for line in records.rounds_of[client_id] if line.round in rounds]

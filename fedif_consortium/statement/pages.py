@@ -87,8 +87,8 @@ def render(account: Account, records: RunRecords, manifest: Manifest) -> dict[st
     scale = ChartScale(contributions, 40, 680)
     ticks = "".join(f"M{scale(contribution)} 22V46" for contribution in contributions)
     for member in account.members:
-        parts = records.parts_of[member.client_id]
-        contribution_in = {part.round: part.contribution for part in parts}
+        member_rounds = records.rounds_of[member.client_id]
+        contribution_in = {line.round: line.contribution for line in member_rounds}
         by_round = [contribution_in.get(row.round) for row in records.rounds]
         pages[member.page] = template.render(
             **shared,

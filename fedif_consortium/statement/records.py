@@ -43,7 +43,7 @@ from fedif_flower.run.secret_validation import (
 # A round's figures: client id, contribution and credit of each member with a part in it.
 StepFigures = frozenset[tuple[int, float, float]]
 _Row = TypeVar("_Row")
-_Line = TypeVar("_Line", "Part", "Reply")
+_Line = TypeVar("_Line", "MemberRound", "Reply")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class RoundLoss:
 
 
 @dataclass(frozen=True)
-class Part:
+class MemberRound:
     """A line of ``attribution.csv``: a client's part in a round.
 
     Attributes
@@ -120,8 +120,8 @@ class Part:
     credited_noise_high: FiniteFloat | None = None
     by_block_noise_high: tuple[FiniteFloat, ...] = ()
 
-    def at_noise_end(self, end: str) -> Part | None:
-        """Return the part with the figures at one end of the interval of wrong labels.
+    def at_noise_end(self, end: str) -> MemberRound | None:
+        """Return the line with the figures at one end of the interval of wrong labels.
 
         It is not split by class. ``None``: the figures are not known. ``end`` is ``"low"`` or
         ``"high"``.
@@ -164,7 +164,7 @@ class RunRecords:
         The content of ``provenance.json``: hashes of validation set and code, for example.
     rounds : tuple of RoundLoss
         The lines of ``attribution_rounds.csv``, one for each round, in order.
-    parts : tuple of Part
+    member_rounds : tuple of MemberRound
         The lines of ``attribution.csv``, one for each client with a part in a round.
     replies : tuple of Reply
         The lines of ``clients.csv``: one for each request, and a second one for a late reply.
@@ -181,7 +181,7 @@ class RunRecords:
     config: Mapping[str, Any]
     provenance: Mapping[str, Any]
     rounds: tuple[RoundLoss, ...]
-    parts: tuple[Part, ...]
+    member_rounds: tuple[MemberRound, ...]
     replies: tuple[Reply, ...]
     members: Mapping[int, int]
     names: Mapping[int, str]
@@ -246,7 +246,7 @@ class RunRecords:
     @property
     def block_weights(self) -> list[float]:
         """Each block's part of the held-out examples; empty: contributions have no blocks."""
-        is_split = all(part.by_block for part in self.parts)
+        is_split = all(line.by_block for line in self.member_rounds)
         weights: list[float] | None = self.provenance.get(BLOCKS_KEY)
         if not is_split or not weights:
             return []
@@ -271,9 +271,9 @@ class RunRecords:
         return {(row["round"], row["client_id"]) for row in _lines(self.folder.signatures)}
 
     @cached_property
-    def parts_of(self) -> Mapping[int, list[Part]]:
-        """Each member's parts, by client id."""
-        return by_member(self.parts)
+    def rounds_of(self) -> Mapping[int, list[MemberRound]]:
+        """Each member's rounds, by client id."""
+        return by_member(self.member_rounds)
 
     @cached_property
     def taken_back(self) -> Mapping[int, int]:
@@ -282,16 +282,16 @@ class RunRecords:
         A round that takes a step back is recognised by its figures: they are all contributions and
         credits of the step, with the other sign.
         """
-        parts_of = defaultdict[int, list[Part]](list)
-        for part in self.parts:
-            parts_of[part.round].append(part)
+        rounds_by_number = defaultdict[int, list[MemberRound]](list)
+        for line in self.member_rounds:
+            rounds_by_number[line.round].append(line)
         last_round_with: dict[StepFigures, int] = {}
         taken_back = {}
-        for number, parts in sorted(parts_of.items()):
-            if not any(part.contribution for part in parts):
+        for number, member_rounds in sorted(rounds_by_number.items()):
+            if not any(line.contribution for line in member_rounds):
                 continue
             figures = frozenset(
-                (part.client_id, part.contribution, part.credited) for part in parts
+                (line.client_id, line.contribution, line.credited) for line in member_rounds
             )
             figures_of_undone = _negated(figures)
             if figures_of_undone in last_round_with:
@@ -306,25 +306,25 @@ class RunRecords:
         columns = {client_id: i for i, client_id in enumerate(self.members)}
         rows = {row.round: t for t, row in enumerate(self.rounds)}
         sums = np.zeros((2, len(rows), len(columns)))
-        for part in self.parts:
-            place = (rows[part.round], columns[part.client_id])
-            sums[0][place] += part.contribution
-            sums[1][place] += part.credited
+        for line in self.member_rounds:
+            place = (rows[line.round], columns[line.client_id])
+            sums[0][place] += line.contribution
+            sums[1][place] += line.credited
         return sums
 
     def at_noise_ends(self) -> list[RunRecords]:
         """Return the records as they would be at the low and the high end of wrong labels.
 
         Contributions, credits and contributions by block are those with the loss corrected for that
-        end of the interval. The list is empty if they are not known for all parts.
+        end of the interval. The list is empty if they are not known for all lines.
         """
         ends = []
         for end in NOISE_ENDS:
-            parts = [part.at_noise_end(end) for part in self.parts]
-            known_parts = tuple(part for part in parts if part is not None)
-            if len(known_parts) < len(parts) or not parts:
+            member_rounds = [line.at_noise_end(end) for line in self.member_rounds]
+            known_rounds = tuple(line for line in member_rounds if line is not None)
+            if len(known_rounds) < len(member_rounds) or not member_rounds:
                 return []
-            ends.append(replace(self, parts=known_parts))
+            ends.append(replace(self, member_rounds=known_rounds))
         return ends
 
     def without(self, rounds: Collection[int]) -> RunRecords:
@@ -332,7 +332,7 @@ class RunRecords:
         return replace(
             self,
             rounds=tuple(row for row in self.rounds if row.round not in rounds),
-            parts=tuple(part for part in self.parts if part.round not in rounds),
+            member_rounds=tuple(line for line in self.member_rounds if line.round not in rounds),
         )
 
 
@@ -364,13 +364,13 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     lists = {"by_class": CLASS_COLUMN, "by_block": BLOCK_COLUMN}
     for end in NOISE_ENDS:
         lists[f"by_block_noise_{end}"] = noise_block_column(end)
-    parts = _parse(folder.attribution, Part, lists)
+    member_rounds = _parse(folder.attribution, MemberRound, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
     # A client has at most one line in a round; receipts rely on that too.
-    if len({(part.round, part.client_id) for part in parts}) < len(parts):
+    if len({(line.round, line.client_id) for line in member_rounds}) < len(member_rounds):
         raise ConfigError(f"{folder.attribution.path}: a client is there twice in a round")
-    members = _members(parts, replies)
+    members = _members(member_rounds, replies)
     if not members:
         raise ConfigError(f"{folder.clients.path}: nobody was asked in this run")
     if names is None:
@@ -380,7 +380,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         config=folder.settings(),
         provenance=folder.provenance.read(),
         rounds=rounds,
-        parts=parts,
+        member_rounds=member_rounds,
         replies=replies,
         members=members,
         names=names,
@@ -399,9 +399,9 @@ def _require_complete(folder: RunFolder) -> None:
             )
 
 
-def _members(parts: Iterable[Part], replies: Iterable[Reply]) -> dict[int, int]:
+def _members(member_rounds: Iterable[MemberRound], replies: Iterable[Reply]) -> dict[int, int]:
     """Return the members' partitions by client id, in the order of the partitions."""
-    partitions = {part.client_id: part.partition_id for part in parts}
+    partitions = {line.client_id: line.partition_id for line in member_rounds}
     partitions |= {reply.client_id: reply.partition_id for reply in replies}
     in_order = sorted(partitions, key=lambda client_id: (partitions[client_id], client_id))
     return {client_id: partitions[client_id] for client_id in in_order}

@@ -86,7 +86,7 @@ def draws_of(records: RunRecords) -> Draws:
     counts = [len(rounds) for rounds in rounds_drawn.values()]
     # A member that was asked before the rounds that count may contribute to them, since server
     # momentum carries its update on.
-    contributors = {part.client_id for part in records.parts}
+    contributors = {line.client_id for line in records.member_rounds}
     drawn = {client_id for client_id, rounds in rounds_drawn.items() if rounds}
     never_drawn = sorted({*records.names, *records.members} - drawn - contributors)
     differ = len(set(rounds_drawn.values())) > 1

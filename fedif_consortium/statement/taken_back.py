@@ -23,13 +23,13 @@ def rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int
     steps : mapping of int to Step
         The kept step of each round that made one.
     """
-    rounds_with_parts = {part.round for part in records.parts}
+    with_contributions = {line.round for line in records.member_rounds}
     first_step = min(steps, default=math.inf)
     taken_back = set()
     for row in records.rounds:
         step = steps.get(row.round)
-        has_parts = row.round in rounds_with_parts
-        is_like_one = _was_taken_back(row, step, has_parts=has_parts)
+        has_contributions = row.round in with_contributions
+        is_like_one = _was_taken_back(row, step, has_contributions=has_contributions)
         if step is not None and not _has_finite_end(row):
             # A step from one model without a finite loss to another has no contributions either, so
             # the records alone do not tell whether it was taken back. The next step does.
@@ -39,7 +39,7 @@ def rounds_taken_back(records: RunRecords, steps: Mapping[int, Step]) -> set[int
     return taken_back
 
 
-def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bool:
+def _was_taken_back(row: RoundLoss, step: Step | None, *, has_contributions: bool) -> bool:
     """Return whether a round looks as if it had taken the last step back.
 
     A round without a step of its own took an earlier step back if it has contributions, which are
@@ -51,8 +51,8 @@ def _was_taken_back(row: RoundLoss, step: Step | None, *, has_parts: bool) -> bo
     """
     is_same_loss = row.loss_before == row.loss_after or not _has_finite_end(row)
     if step is None:
-        return has_parts or not is_same_loss
-    return not has_parts and is_same_loss
+        return has_contributions or not is_same_loss
+    return not has_contributions and is_same_loss
 
 
 def _has_finite_end(row: RoundLoss) -> bool:

@@ -319,8 +319,8 @@ def test_a_step_that_was_taken_back_is_recomputed_as_such(tmp_path, last):
     settings = config(tmp_path, num_server_rounds=last + 2, fraction_train=1.0, min_valid_replies=4)
     run_dir = run(settings, LocalGrid(failing, 5))
     records = read_run(run_dir)
-    undone = {p.client_id: p.contribution for p in records.parts if p.round == last}
-    assert {p.client_id: -p.contribution for p in records.parts if p.round == 2} == undone
+    undone = {p.client_id: p.contribution for p in records.member_rounds if p.round == last}
+    assert {p.client_id: -p.contribution for p in records.member_rounds if p.round == 2} == undone
     kept = files_of_rounds(run_dir / "updates")
     assert list(kept) == [1, 2, last + 1, last + 2]
     assert replay(run_dir).rounds == last + 2
@@ -353,7 +353,7 @@ def test_a_step_to_no_finite_loss_is_none_that_was_taken_back_at_once(tmp_path):
 
     run_dir = run_of_lost_models(tmp_path, spoiling, task, 4)
     records = read_run(run_dir)
-    assert {part.round for part in records.parts} == {1, 4}
+    assert {part.round for part in records.member_rounds} == {1, 4}
     first, second, third, fourth = records.rounds
     assert (second.loss_before, third.loss_after) == (first.loss_after, fourth.loss_before)
     assert math.isnan(second.loss_after)
@@ -385,7 +385,7 @@ def test_a_step_between_two_lost_models_is_none_that_was_taken_back(tmp_path):
     assert math.isnan(third.loss_before)
     assert math.isnan(third.loss_after)
     assert math.isfinite(records.rounds[3].loss_after)
-    assert {part.round for part in records.parts} == {1, 5}
+    assert {part.round for part in records.member_rounds} == {1, 5}
     replayed = replay(run_dir, task)
     assert (replayed.contributions, replayed.weighed) == (10, 5)
 
