@@ -105,7 +105,7 @@ def read_held(folder: Path, run: str, name: str = "") -> HeldReceipts:
     for path in paths:
         content = _read(path, run)
         if path.name.startswith(_ROUND):
-            told_round = _told(path, run, content)
+            told_round = _read_told(path, run, content)
             rounds.append(told_round)
             for leaf in told_round.own.values():
                 client_id = _same_member(
@@ -199,7 +199,7 @@ def _read(path: Path, run: str) -> dict[str, Any]:
                 "attempt at a run: compare it with that version"
             )
         if path.name.startswith(_ROUND):
-            _told(path, run, content)
+            _read_told(path, run, content)
         else:
             int(content["round"])
             int(content["node_id"])
@@ -218,7 +218,7 @@ def _require_signed(update: SignedUpdate, number: int) -> None:
         raise ValueError(f"round {number} is not the one that was signed, {update.asked_in}")
 
 
-def _told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
+def _read_told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
     """Return the round that the server told, or raise StatementError if its check fails."""
     try:
         told_round = ToldRound.read(run, content)

@@ -169,10 +169,10 @@ def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
         if told_settings.get(key, value) != value:
             changed[key] = value
     if changed:
-        told = {key: told_settings[key] for key in changed}
+        allowed = {key: told_settings[key] for key in changed}
         raise ConfigError(
             f"{_shown(changed)}: every round is done, and members were told of other settings; "
-            f"allowed: {_shown(told)}"
+            f"allowed: {_shown(allowed)}"
         )
 
 

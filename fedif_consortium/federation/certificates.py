@@ -159,10 +159,10 @@ def require_pair(certificate: Path, key: Path) -> None:
 def require_hosts(path: Path, hosts: Sequence[str]) -> None:
     """Raise ConfigError unless a certificate is for all of ``hosts``, names or addresses."""
     extensions = read_certificate(path).extensions
-    known: list[x509.GeneralName] = []
+    host_names: list[x509.GeneralName] = []
     with suppress(x509.ExtensionNotFound):
-        known += extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    missing = [host for host in hosts if not _is_for(known, _host_name(host))]
+        host_names += extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    missing = [host for host in hosts if not _is_for(host_names, _host_name(host))]
     if missing:
         raise ConfigError(
             f"{path} is there, and is not for {', '.join(missing)}: move it away, and the same "
@@ -170,14 +170,14 @@ def require_hosts(path: Path, hosts: Sequence[str]) -> None:
         )
 
 
-def _is_for(known: Sequence[x509.GeneralName], host: x509.GeneralName) -> bool:
+def _is_for(host_names: Sequence[x509.GeneralName], host: x509.GeneralName) -> bool:
     """Return whether a host is among those of a certificate, by the rules of TLS.
 
     Names are compared without their case, and ``*.`` stands for one label.
     """
     if not isinstance(host, x509.DNSName):
-        return host in known
-    names = {name.value.lower() for name in known if isinstance(name, x509.DNSName)}
+        return host in host_names
+    names = {name.value.lower() for name in host_names if isinstance(name, x509.DNSName)}
     host_name = host.value.lower()
     _, _, domain = host_name.partition(".")
     return host_name in names or f"*.{domain}" in names

@@ -139,14 +139,14 @@ def check_server(address: str, ca: Path) -> list[Finding]:
         asked_at = time.time()
         certificate, date = reach(address, ca)
         came_at = time.time()
-        told = parsedate_to_datetime(date).timestamp()  # The header has whole seconds only.
+        server_time = parsedate_to_datetime(date).timestamp()  # The header has whole seconds only.
         authority = authority_of(certificate, ca)
         end = min(certificate.not_valid_after_utc, authority.not_valid_after_utc)
     except (FedIFError, ValueError) as error:
         return [Finding("certificate", Status.FAILED, str(error))]
     status = Status.WARNING if end < datetime.now(UTC) + SOON else Status.OK
     validity = Finding("certificate", status, f"valid until {end:%Y-%m-%d}")
-    ahead = seconds_ahead((asked_at, came_at), (told, told + 1.0))
+    ahead = seconds_ahead((asked_at, came_at), (server_time, server_time + 1.0))
     return [validity, _clock_of_member(ahead)]
 
 

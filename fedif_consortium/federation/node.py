@@ -139,10 +139,10 @@ def join(
     )
     _require_usable(settings.config)
     if folder.configuration.exists():
-        given = {"superlink": invitation.address, **node_config, **config}
+        expected = {"superlink": invitation.address, **node_config, **config}
         if port is not None:
-            given["port"] = port
-        _require_kept(folder, given, policy)
+            expected["port"] = port
+        _refuse_changes(folder, expected, policy)
 
     files.make_private_folder(folder.path)
     answer_file = folder.answer(invitation.member)
@@ -167,21 +167,21 @@ def join(
         typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
 
 
-def _require_kept(folder: NodeFolder, given: Mapping[str, Scalar], policy: str) -> None:
+def _refuse_changes(folder: NodeFolder, expected: Mapping[str, Scalar], policy: str) -> None:
     """Raise ConfigError if a node's settings, which stay as they are, differ from those given.
 
     Parameters
     ----------
     folder : NodeFolder
         The node's folder.
-    given : mapping of str to bool, int, float or str
+    expected : mapping of str to bool, int, float or str
         The expected values by key, of the settings and of their section ``config``.
     policy : str
         The file of the member's policy, absolute; empty: any.
     """
     settings = folder.settings()
-    kept = {"superlink": settings.superlink, "port": settings.port, **settings.config}
-    different = [key for key, value in given.items() if kept.get(key) != value]
+    in_file = {"superlink": settings.superlink, "port": settings.port, **settings.config}
+    different = [key for key, value in expected.items() if in_file.get(key) != value]
     if policy and (folder.path / settings.policy).resolve() != Path(policy).resolve():
         different.append("policy")
     files.refuse_changes(folder.configuration, different)
@@ -268,8 +268,8 @@ def _require_same(folder: NodeFolder, invitation: Invitation) -> None:
             )
     if not folder.authority.exists():
         return
-    known = map(fingerprint_of, read_authorities(folder.authority))
-    if certificate_fingerprint(invitation.certificate) not in known:
+    fingerprints = map(fingerprint_of, read_authorities(folder.authority))
+    if certificate_fingerprint(invitation.certificate) not in fingerprints:
         raise ConfigError(
             f"{folder.authority} is another certificate than the invitation's: ask the operator "
             "which is right, and move the wrong one away"

@@ -73,7 +73,7 @@ def rekeying_of(name: str, key: str, removed: str) -> Removal:
     return removal_of(name, key, removed)._replace(why=_REKEYED)
 
 
-def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> list[Removal]:
+def removals_of(name: str, keys: Collection[str], removals: Iterable[Removal]) -> list[Removal]:
     """Return the removals of a member, by whichever of its keys.
 
     One key in common is enough: a backup may hold another key of the member than the one with which
@@ -85,10 +85,10 @@ def removals_of(name: str, keys: Collection[str], known: Iterable[Removal]) -> l
         The member's name.
     keys : collection of str
         All keys that it has or had, as lines in OpenSSH's format; empty if it never had one.
-    known : iterable of Removal
+    removals : iterable of Removal
         The list's content.
     """
-    of_name = [removal for removal in known if removal.name == name]
+    of_name = [removal for removal in removals if removal.name == name]
     key_ids = {removal_of(name, key, "").key for key in keys}
     removed_ids = {removal.key for removal in of_name}
     if key_ids and key_ids.isdisjoint(removed_ids):

@@ -57,9 +57,9 @@ def initialize(folder: FederationFolder, settings: FederationSettings) -> None:
         If a file cannot be written.
     """
     if folder.configuration.exists():
-        given = settings.to_mapping()
-        kept = folder.settings().to_mapping()
-        different = [key for key in given if given[key] != kept.get(key)]
+        expected = settings.to_mapping()
+        in_file = folder.settings().to_mapping()
+        different = [key for key in expected if expected[key] != in_file.get(key)]
         files.refuse_changes(folder.configuration, different)
     files.make_private_folder(folder.path)
     _make_certificates(folder, settings)

@@ -208,12 +208,12 @@ def _read_labels(batches: Iterable[Any]) -> Tensor | None:
     return torch.cat(labels).cpu()
 
 
-def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:
+def member_data(gradient: KeptGradient, node: NodeConfig, task_name: str) -> tuple[Task, Data]:
     """Return the task of a kept round, and this node's data for it.
 
     Parameters
     ----------
-    kept : KeptGradient
+    gradient : KeptGradient
         A kept round, with what the server said of its run.
     node : NodeConfig
         The node's config: where its data lie, and what it may import.
@@ -227,28 +227,28 @@ def member_data(kept: KeptGradient, node: NodeConfig, task_name: str) -> tuple[T
         If there is no such task, the node's config does not let it be imported, or the data cannot
         be read.
     """
-    with refused_as(ConfigError, f"what {kept.file} says of the run cannot be read"):
-        config = ClientConfig.from_json(kept.config)
-        facts = parse_json(kept.facts)
+    with refused_as(ConfigError, f"what {gradient.file} says of the run cannot be read"):
+        config = ClientConfig.from_json(gradient.config)
+        facts = parse_json(gradient.facts)
         if not isinstance(facts, dict):
             raise ValueError("the facts are no object")
     if task_name:
         config = config.replace(task=task_name)
     elif config.task.startswith(OWN):
         raise ConfigError(
-            f"the run was about the app's own task {kept.task!r}; say where it is here: --task "
+            f"the run was about the app's own task {gradient.task!r}; say where it is here: --task "
             "MODULE:OBJECT"
         )
     else:
         require_trusted(config, node)
-    with refused_as(ConfigError, f"the task that {kept.file} names cannot be made"):
+    with refused_as(ConfigError, f"the task that {gradient.file} names cannot be made"):
         task = build_task(config.part(TaskConfig), facts)
     return task, task.load("client_data", client_site(config, node))
 
 
-def files_of(kept: KeptGradient, node: NodeConfig) -> list[Path]:
+def files_of(gradient: KeptGradient, node: NodeConfig) -> list[Path]:
     """Return the file of each example if the node's data are a tree of images, or else ``[]``."""
-    config = ClientConfig.from_json(kept.config)
+    config = ClientConfig.from_json(gradient.config)
     if config.task != IMAGES or node.num_partitions is not None or not node.data_dir:
         return []
     listing = list_images(Path(node.data_dir).expanduser().resolve() / "train")

@@ -208,7 +208,7 @@ class MessageGuard:
                 settings = told_config(record)
                 if PROXIMAL_KEY in record:  # Beside them, as in Flower's own FedProx.
                     settings[f"fedprox.{PROXIMAL_KEY}"] = record[PROXIMAL_KEY]
-                self.policy.runs.check_told(settings, config)
+                self.policy.runs.check_settings(settings, config)
         return attempts
 
     def _check_terms(self, content: RecordDict, config: Mapping[str, Scalar]) -> None:
@@ -425,18 +425,18 @@ def _reason_for_server(direction: str, error: Exception) -> str:
     return "the reply of the app cannot be read"
 
 
-def _round_number(told: object) -> int:
-    """Return a round's number; raise RefusedByMemberError if ``told`` is no integer.
+def _round_number(number: object) -> int:
+    """Return a round's number; raise RefusedByMemberError if ``number`` is no integer.
 
     Without a number that can be compared, the server could ask for a round again and again until
     it likes the result.
     """
-    if not isinstance(told, int) or isinstance(told, bool):
+    if not isinstance(number, int) or isinstance(number, bool):
         raise RefusedByMemberError(
-            f"{ROUND_KEY} = {printable(repr(told), 40)}; allowed: an integer in a message that "
+            f"{ROUND_KEY} = {printable(repr(number), 40)}; allowed: an integer in a message that "
             "asks for an update in an attempt at a run"
         )
-    return told
+    return number
 
 
 def terms_of(settings: ConfigRecord) -> dict[str, Scalar]:

@@ -127,7 +127,9 @@ class RunRules(Settings):
             require(False, "last_day", str(self.last_day), f"first-day = {self.first_day} or later")
         return self
 
-    def check_run(self, name: str, config: Mapping[str, Scalar], own: Mapping[str, Scalar]) -> None:
+    def check_run(
+        self, name: str, config: Mapping[str, Scalar], bundled: Mapping[str, Scalar]
+    ) -> None:
         """Raise RefusedByMemberError unless the policy allows a run of an app.
 
         Parameters
@@ -136,7 +138,7 @@ class RunRules(Settings):
             The app's ``publisher/name``, as its bundle says.
         config : mapping of str to bool, int, float or str
             The run config that the app will get.
-        own : mapping of str to bool, int, float or str
+        bundled : mapping of str to bool, int, float or str
             The run config in the app's bundle, without the operator's changes.
         """
         if self.names and name not in self.names:
@@ -150,7 +152,7 @@ class RunRules(Settings):
                 _warn_of_nobodys_key(key, config)
                 continue
             if default == AUTO and _is_told(key):
-                continue  # The server decides the value; check_told checks it in each message.
+                continue  # The server decides the value; check_settings checks it in each message.
             accepted = self.config[key]
             _require(accepts(accepted, default), f"run config {key}", default, accepted)
         for key, value in config.items():
@@ -160,7 +162,7 @@ class RunRules(Settings):
                     continue  # Likewise.
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
             else:
-                is_allowed = self.unknown_keys or value == own.get(key)
+                is_allowed = self.unknown_keys or value == bundled.get(key)
                 _require(is_allowed, f"run config {key}", value, "the app's own value only")
 
     def check_terms(self, terms: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> None:
@@ -183,7 +185,7 @@ class RunRules(Settings):
                 accepted = self.config[key]
                 _require(accepts(accepted, value), f"the message says {key}", value, accepted)
 
-    def check_told(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
+    def check_settings(self, settings: Mapping[str, object], config: Mapping[str, Scalar]) -> None:
         """Raise RefusedByMemberError unless a message's settings fit policy and run config.
 
         A key that ``[runs.config]`` lists needs a value that is listed there. Another key needs
@@ -192,12 +194,12 @@ class RunRules(Settings):
 
         Parameters
         ----------
-        told : mapping of str to object
+        settings : mapping of str to object
             The settings in the message, by run-config key. This project's app follows these.
         config : mapping of str to bool, int, float or str
             The run config with which the run was admitted.
         """
-        for key, value in told.items():
+        for key, value in settings.items():
             accepted = self._accepted_for(key, config)
             if accepted is None:
                 continue

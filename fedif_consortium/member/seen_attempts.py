@@ -79,12 +79,12 @@ class SeenAttempts:
             if self._path.exists():
                 self._runs = _File.model_validate_json(self._path.read_bytes()).runs
 
-    def check(self, told: Mapping[str, object], config: Mapping[str, Scalar]) -> Attempts:
+    def check(self, settings: Mapping[str, object], config: Mapping[str, Scalar]) -> Attempts:
         """Return the attempts that a message names, its own attempt last.
 
         Parameters
         ----------
-        told : mapping of str to object
+        settings : mapping of str to object
             The settings in the message.
         config : mapping of str to bool, int, float or str
             The run config that the policy admitted.
@@ -96,11 +96,11 @@ class SeenAttempts:
             attempt does not follow those that this member has seen.
         """
         try:
-            attempts = told_attempts(told.get(ATTEMPTS_KEY))
+            attempts = told_attempts(settings.get(ATTEMPTS_KEY))
         except EvidenceError as error:
             raise RefusedByMemberError(str(error)) from error
         title = _title(attempts)
-        if attempts.last.run != told.get(RUN_ID_KEY):
+        if attempts.last.run != settings.get(RUN_ID_KEY):
             raise RefusedByMemberError(f"{title} has another id than the message")
         if attempts.last.config != config_hash(config):
             raise RefusedByMemberError(f"{title} names another run config than this run has")

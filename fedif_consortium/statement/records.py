@@ -221,11 +221,11 @@ class RunRecords:
 
         A simulated client's id is its partition, so all ids below ``num-clients`` are known.
         """
-        known = {*self.members, *read_names(self.folder.names.path)}
-        known |= {int(line["client_id"]) for line in _lines(self.folder.attendance)}
+        client_ids = {*self.members, *read_names(self.folder.names.path)}
+        client_ids |= {int(line["client_id"]) for line in _lines(self.folder.attendance)}
         if all(client_id == partition for client_id, partition in self.members.items()):
-            known |= set(range(self.config.get("num-clients", 0)))
-        return known
+            client_ids |= set(range(self.config.get("num-clients", 0)))
+        return client_ids
 
     def completeness(self) -> Completeness:
         """Return how complete the replies in the records are."""

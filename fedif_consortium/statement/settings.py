@@ -62,5 +62,5 @@ class StatementSettings(Settings, alias_generator=in_section("statement")):
 
     def with_options(self, **options: str | None) -> StatementSettings:
         """Return the terms with some replaced by options; an empty option replaces nothing."""
-        given = {name: value for name, value in options.items() if value}
-        return self.model_copy(update=given)
+        chosen = {name: value for name, value in options.items() if value}
+        return self.model_copy(update=chosen)

@@ -145,21 +145,21 @@ def _compare(step: Step, strategy: ScreenedStrategy, name: str) -> None:
 
 def _updates_for(strategy: ScreenedStrategy, step: Step) -> RoundUpdates:
     """Return a round's updates in the form in which the strategy gets them in a run."""
-    kept = step.updates
+    updates = step.updates
     device = strategy.device
     model = strategy.model.vectors
-    client_updates = kept.client_updates.to(device)
+    client_updates = updates.client_updates.to(device)
     # Squares are summed in float64, one update at a time: a copy of all updates in float64 would
     # take twice their memory.
     squared_norms = [update.double().square().sum().cpu() for update in client_updates]
     return replace(
-        kept,
+        updates,
         seed=strategy.seed,
         names=strategy.model.layout,
         model=ModelVectors(model.params.to(device), model.buffers.to(device), model.counters),
         client_updates=client_updates,
         squared_norms=torch.stack(squared_norms),
-        buffer_updates=kept.buffer_updates.to(device),
+        buffer_updates=updates.buffer_updates.to(device),
     )
 
 

@@ -182,20 +182,20 @@ class SentMessages:
             self.is_weighed = True
         return self.heaviest
 
-    def _weight_of(self, object_id: str, known: dict[str, Weight]) -> Weight:
+    def _weight_of(self, object_id: str, weights: dict[str, Weight]) -> Weight:
         """Return the weight of an object and its descendants, each as often as it is held.
 
-        An object that has not been uploaded yet weighs nothing. ``known`` caches the weights.
+        An object that has not been uploaded yet weighs nothing. ``weights`` caches the weights.
         """
         if object_id not in self.pieces:
             return Weight()
-        if object_id not in known:
+        if object_id not in weights:
             piece = self.pieces[object_id]
             weight = piece.weight()
             for part in piece.parts:
-                weight = weight.plus(self._weight_of(part, known))
-            known[object_id] = weight
-        return known[object_id]
+                weight = weight.plus(self._weight_of(part, weights))
+            weights[object_id] = weight
+        return weights[object_id]
 
 
 @dataclass

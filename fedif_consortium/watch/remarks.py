@@ -130,7 +130,7 @@ def _about_rounds(run: Watched) -> Iterator[Remark]:
 
 
 def _about_standing(
-    run: Watched, rounds: Sequence[Line], what: str, advice: str
+    run: Watched, rounds: Sequence[Line], words: str, advice: str
 ) -> Iterator[Remark]:
     """Yield a remark if there are ``rounds`` that left the model as it was, for one reason.
 
@@ -141,7 +141,7 @@ def _about_standing(
     last = rounds[-1]
     yield Remark(
         is_wrong=last["round"] == run.last_round,
-        text=f"{what}: {len(rounds)}; the last was round {last['round']}: {last['reason']}",
+        text=f"{words}: {len(rounds)}; the last was round {last['round']}: {last['reason']}",
         advice=advice,
     )
 

@@ -159,29 +159,34 @@ def bouts(
         is_asked_for = bool(attacks or shares)
         if is_asked_for or attack in AT_EVERY_SHARE or share == MIDDLE:
             points.append((attack, share))
-    own_rules = _own(rule_names, RULES, STRATEGIES)
-    own_attacks = _own(attack_names, ATTACKS, REGISTERED_ATTACKS)
+    own_rules = _own_objects(rule_names, RULES, STRATEGIES)
+    own_attacks = _own_objects(attack_names, ATTACKS, REGISTERED_ATTACKS)
     rows: list[Row] = []
     for seed, (attack, share), rule in product(seeds, points, rule_names):
         bout = {"data": data, "seed": seed, "attack": attack, "share": share, "rule": rule}
         if own_rules or own_attacks:
-            bout["code"] = _code_of([own_rules.get(rule), own_attacks.get(attack)])
+            bout["code"] = _code_of(own_rules.get(rule), own_attacks.get(attack))
         rows += [{**bout, "bounds": bounds} for bounds in bounds_of(_weights(rule))]
     return rows
 
 
-def _own(names: Iterable[str], of_arena: Iterable[str], registered: Registry) -> dict[str, object]:
+def _own_objects(
+    names: Iterable[str], of_arena: Iterable[str], registered: Registry
+) -> dict[str, object]:
     """Return the objects of those names that are a user's own, by name."""
     others = set(names) - set(of_arena)
     return {name: registered.load(name) for name in others if registered.is_own(name)}
 
 
-def _code_of(own: Iterable[object]) -> str:
-    """Return a hash of the modules behind a user's own objects; empty if there are none."""
-    things = [thing for thing in own if thing is not None]
-    if not things:
+def _code_of(rule: object, attack: object) -> str:
+    """Return a hash of the modules behind a user's own rule and attack; empty without these.
+
+    ``None`` stands for a rule or an attack of the library or the arena.
+    """
+    own_objects = [own_object for own_object in (rule, attack) if own_object is not None]
+    if not own_objects:
         return ""
-    return modules_hash(modules_behind(things))[:12]
+    return modules_hash(modules_behind(own_objects))[:12]
 
 
 def play(

@@ -125,9 +125,9 @@ def _in_run(values: Values, name: str) -> Scores:
     if name == EXACT:
         return
     for case, (kind, correlation) in itertools.product(RETRAINED, CORRELATIONS.items()):
-        valued = values.get((name, case, "FedAvg"), {})
+        measured = values.get((name, case, "FedAvg"), {})
         exact = values.get((EXACT, case, "FedAvg"), {})
-        yield f"in-run, {kind}", case, name, _compare(correlation, valued, exact)
+        yield f"in-run, {kind}", case, name, _compare(correlation, measured, exact)
 
 
 def _between_rules(values: Values, name: str) -> dict[str, list[float]]:
@@ -183,13 +183,13 @@ def _gain(before: MemberValues, after: MemberValues) -> float:
     """
     # Identities that a player adds come last, and have no value in the honest federation.
     players = after.marked[: len(before.values)]
-    honest_share = _share(before.values, players)
+    honest_share = _share_of(before.values, players)
     if not honest_share > 0:
         return math.nan
-    return _share(after.values, after.marked) / honest_share
+    return _share_of(after.values, after.marked) / honest_share
 
 
-def _share(values: Tensor, chosen: Tensor) -> float:
+def _share_of(values: Tensor, chosen: Tensor) -> float:
     """Return the chosen members' share of all positive values; NaN if no value is positive."""
     positive = values.clamp_min(0.0)
     total = float(positive.sum())

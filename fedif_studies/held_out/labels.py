@@ -95,13 +95,13 @@ def true_transitions(share: float, num_classes: int, others: Tensor | None = Non
     return chances
 
 
-def kept_of_class(labels: Tensor, kept: str) -> Tensor:
+def kept_of_class(labels: Tensor, amount: str) -> Tensor:
     """Return which examples stay, ``[n]``, bool: those of other classes, and some of class 6.
 
-    ``kept`` says how many of class 6: ``"whole"``, ``"half"``, ``"single"`` or ``"missing"``.
+    ``amount`` says how many of class 6: ``"whole"``, ``"half"``, ``"single"`` or ``"missing"``.
     """
     stays = torch.ones(len(labels), dtype=torch.bool)
     rows = (labels == CLASS).nonzero().flatten()
-    left = {WHOLE: len(rows), HALF: len(rows) // 2, SINGLE: 1, MISSING: 0}[kept]
+    left = {WHOLE: len(rows), HALF: len(rows) // 2, SINGLE: 1, MISSING: 0}[amount]
     stays[rows[left:]] = False
     return stays

@@ -41,16 +41,16 @@ def moved_money(rows: Sequence[Row]) -> dict[tuple[str, ...], float]:
     for row in rows:
         reference = without_faults.get(_federation(row))
         if _pays_anybody(row) and reference is not None:
-            money_by_cell[_cell_of(row)] = _moved(_shares(row), reference)
+            money_by_cell[_cell_of(row)] = _gained(_shares(row), reference)
     return money_by_cell
 
 
-def _moved(shares: Sequence[float], reference: Sequence[float]) -> float:
+def _gained(shares: Sequence[float], reference: Sequence[float]) -> float:
     """Return the sum of what members have beyond their shares in the reference."""
-    moved = 0.0
+    gained = 0.0
     for ours, theirs in zip(shares, reference, strict=True):
-        moved += max(ours - theirs, 0.0)
-    return moved
+        gained += max(ours - theirs, 0.0)
+    return gained
 
 
 def _pays_anybody(row: Row) -> bool:

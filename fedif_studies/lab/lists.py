@@ -12,17 +12,17 @@ from fedif_flower.errors import ConfigError, require
 T = TypeVar("T")
 
 
-def names_in(option: str, text: str, known: Collection[str]) -> list[str]:
+def names_in(option: str, text: str, allowed: Collection[str]) -> list[str]:
     """Return the names in an option's text.
 
     Raises
     ------
     ConfigError
-        If a name is not in ``known``.
+        If a name is not in ``allowed``.
     """
     names = _parts(text)
     for name in names:
-        require(name in known, option, name, ", ".join(known))
+        require(name in allowed, option, name, ", ".join(allowed))
     return names
 
 

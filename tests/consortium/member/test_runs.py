@@ -117,10 +117,10 @@ ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
     ],
 )
 def test_what_an_honest_server_tells_is_not_refused(config, message):
-    RunRules().check_told(message, config)
+    RunRules().check_settings(message, config)
     listed = {"local-epochs": {"most": 5}, "attack": ["none", "ipm", "alie"]}
     for unknown_keys in (True, False):
-        RunRules(unknown_keys=unknown_keys, config=listed).check_told(message, config)
+        RunRules(unknown_keys=unknown_keys, config=listed).check_settings(message, config)
 
 
 @pytest.mark.parametrize("config", [{}, RunConfig.defaults(), {"local-epochs": "auto"}])
@@ -139,10 +139,10 @@ def test_a_message_that_says_what_the_run_does_not_is_refused(config, key, value
     message = told() | {key: value}
     reason = re.escape(f"says {key} = {value!r}; this member accepts ")
     with pytest.raises(RefusedByMemberError, match=reason):
-        RunRules().check_told(message, config)
-    RunRules(unknown_keys=True).check_told(message, config)
+        RunRules().check_settings(message, config)
+    RunRules(unknown_keys=True).check_settings(message, config)
     with pytest.raises(RefusedByMemberError, match=reason):
-        RunRules(unknown_keys=True, config={key: "x"}).check_told(message, config)
+        RunRules(unknown_keys=True, config={key: "x"}).check_settings(message, config)
 
 
 def test_a_member_answers_from_its_first_day_to_its_last(tmp_path):
@@ -184,9 +184,9 @@ def test_a_default_that_the_server_makes_out_may_be_left_out_where_messages_tell
     """The learning rate is "auto" by default, and each message says what it is."""
     rules = RunRules(config={"learning-rate": {"most": 0.1}})
     rules.check_run("fedif/app", {"rounds": 1}, {"rounds": 1})
-    rules.check_told({"learning-rate": 0.1}, {"rounds": 1})
+    rules.check_settings({"learning-rate": 0.1}, {"rounds": 1})
     with pytest.raises(RefusedByMemberError, match=r"learning-rate = 0\.2; this member accepts"):
-        rules.check_told({"learning-rate": 0.2}, {"rounds": 1})
+        rules.check_settings({"learning-rate": 0.2}, {"rounds": 1})
 
 
 def test_the_pages_example_takes_part_in_this_projects_app():
@@ -199,18 +199,18 @@ def test_the_pages_example_takes_part_in_this_projects_app():
     listed = tomllib.loads(example.partition("```")[0])
     rules = RunRules(config=listed)
     rules.check_run("fedif/app", own, own)
-    rules.check_told({"learning-rate": 0.1}, own)
+    rules.check_settings({"learning-rate": 0.1}, own)
     with pytest.raises(RefusedByMemberError, match=r"learning-rate = 0\.2; this member accepts"):
-        rules.check_told({"learning-rate": 0.2}, own)
+        rules.check_settings({"learning-rate": 0.2}, own)
 
 
 def test_an_auto_that_is_accepted_lifts_no_bound_of_what_the_server_makes_of_it():
     config = {"learning-rate": "auto"}
     rules = RunRules(config={"learning-rate": ["auto", 0.05]})
     rules.check_run("fedif/app", config, config)
-    rules.check_told({"learning-rate": 0.05}, config)
+    rules.check_settings({"learning-rate": 0.05}, config)
     with pytest.raises(RefusedByMemberError, match=r"learning-rate = 99\.0; this member accepts"):
-        rules.check_told({"learning-rate": 99.0}, config)
+        rules.check_settings({"learning-rate": 99.0}, config)
 
 
 @pytest.mark.parametrize(
