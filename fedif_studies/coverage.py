@@ -82,7 +82,7 @@ def by_block(steps: Sequence[AuditStep], blocks: Sequence[Validation], weights: 
     """
     contributions = torch.zeros(len(blocks), MEMBERS, dtype=torch.float64)
     for step in steps:
-        middle = step.start + step.taken / 2
+        middle = step.start + step.vector / 2
         along = torch.stack([slopes(step.rows, block.gradient(middle)) for block in blocks])
         whole = path("simpson")(step)
         contributions += block_contributions(along, step.coefficients, weights, whole)

@@ -75,7 +75,7 @@ class AuditStep:
         return self.updates.client_updates
 
     @cached_property
-    def taken(self) -> Tensor:
+    def vector(self) -> Tensor:
         """The step ``[d]``: the sum of the updates times their coefficients."""
         return combine(torch.zeros_like(self.start), self.rows, self.coefficients)
 

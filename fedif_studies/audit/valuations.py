@@ -125,7 +125,7 @@ def _mean_gradient(step: AuditStep, data: Validation) -> Tensor:
     rule = QUADRATURES["simpson"]
     gradients = []
     for node in rule.nodes:
-        point = step.start + node * step.taken
+        point = step.start + node * step.vector
         gradients.append(data.gradient(point).double())
     return torch.tensor(rule.weights, dtype=torch.float64) @ torch.stack(gradients)
 
@@ -169,8 +169,8 @@ def second_order(step: AuditStep) -> Tensor:
     is computed by central differences.
     """
     near = 0.05  # The gradients are taken at -5 % and 5 % of the step.
-    ahead = step.validation.gradient(step.start + near * step.taken)
-    behind = step.validation.gradient(step.start - near * step.taken)
+    ahead = step.validation.gradient(step.start + near * step.vector)
+    behind = step.validation.gradient(step.start - near * step.vector)
     half_curvature = (ahead - behind).double() / (4 * near)  # Half of H s.
     return first_order(step) - step.coefficients * (step.rows.double() @ half_curvature)
 
