@@ -31,7 +31,13 @@ from fedif_flower.errors import ConfigError, EvidenceError
 from fedif_flower.foreign import parse_json, read_whole, refused_as
 from fedif_flower.messages.text import printable
 from fedif_flower.settings import AUTO, Scalar
-from fedif_flower.storage import append_line, cut_torn_line, exclusive_lock, make_folder
+from fedif_flower.storage import (
+    append_line,
+    content_key,
+    cut_torn_line,
+    exclusive_lock,
+    make_folder,
+)
 
 ATTEMPTS_KEY = "attempts"  # A key of a run's instructions to members, and of provenance.json.
 LEDGER = "attempts.jsonl"  # A file in the output-dir.
@@ -173,7 +179,7 @@ def config_hash(run_config: Mapping[str, Scalar]) -> str:
     Server and members compute the same hash, since Flower gives both the same run config.
     """
     counted = {key: value for key, value in run_config.items() if key not in HOW_IT_BEGINS}
-    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()
+    return content_key(counted)
 
 
 def agreed_name(run_config: Mapping[str, Scalar]) -> str:

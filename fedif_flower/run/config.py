@@ -8,8 +8,6 @@ looks for them, and their meaning into the documentation.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +31,7 @@ from fedif_flower.settings import (
     setting,
     unknown_key,
 )
+from fedif_flower.storage import content_key
 from fedif_flower.strategies.config import (
     PaceSettings,
     StrategyConfig,
@@ -389,8 +388,7 @@ class RunConfig(ClientConfig, StrategyConfig):
 
     def digest(self) -> str:
         """Return a hash of every setting that can change a result."""
-        text = json.dumps(self.identity(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return content_key(self.identity())
 
 
 def with_own_settings(run_config: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from fedif_flower.storage import content_key
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,8 +92,7 @@ def code_hash(modules: Mapping[str, str] = MappingProxyType({})) -> str:
 
 def modules_hash(modules: Mapping[str, str]) -> str:
     """Return one SHA-256 for the names and hashes of all modules."""
-    text = json.dumps(dict(modules), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return content_key(dict(modules))
 
 
 @lru_cache(maxsize=1)
