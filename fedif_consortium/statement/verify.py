@@ -157,7 +157,7 @@ def verify(
         _check_page(path, signed.statement)
         return verified
     if is_alone:
-        return replace(verified, not_here=_check_alone(path, signed.statement))
+        return replace(verified, not_here=_find_absent_without_run(path, signed.statement))
     with refused_as(StatementError, "the records cannot be read"):
         return _verify_run(run, signed, members, receipts)
 
@@ -171,9 +171,9 @@ def _verify_run(
     """Check a statement against the records of its run, for :func:`verify`."""
     manifest = signed.statement.predicate
     _require_same_attempts(run, manifest)
-    not_here = _check_files(run, signed.statement)
+    not_here = _find_absent_files(run, signed.statement)
     agreed = check_run_config(run)
-    account = _check_account(run, manifest)
+    account = _read_checked_account(run, manifest)
     # The names in the statement, and the names under which the operator registered members.
     names = (account.names, read_names(run.names.path))
     for names_of_members in names:
@@ -198,7 +198,7 @@ def _verify_run(
         receipts=checked.held,
         redone=checked.redone,
         lost=checked.lost,
-        chosen=_check_terms(account, agreed),
+        chosen=_find_chosen_terms(account, agreed),
     )
 
 
@@ -218,7 +218,7 @@ def _check_page(path: Path, statement: SignedStatement) -> None:
         raise StatementError(f"{path.name} is no page of this statement, or was changed")
 
 
-def _check_alone(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
+def _find_absent_without_run(folder: Path, statement: SignedStatement) -> tuple[str, ...]:
     """Check the files of a statement without its run; return the signed files that are not here.
 
     Raises
@@ -284,7 +284,7 @@ def _files_below(folder: Path, root: Path) -> list[str]:
     return [path.relative_to(root).as_posix() for path in files]
 
 
-def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
+def _find_absent_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     """Return the signed files that are not there; raise StatementError if any file is wrong.
 
     A file is wrong if it was changed, is missing but for the files below, or is not signed. The
@@ -307,7 +307,7 @@ def _check_files(run: RunFolder, statement: SignedStatement) -> tuple[str, ...]:
     return tuple(not_here)
 
 
-def _check_account(run: RunFolder, manifest: Manifest) -> Account:
+def _read_checked_account(run: RunFolder, manifest: Manifest) -> Account:
     """Return the account; raise StatementError unless it and the pages follow from the records."""
     text = read_file(run.statement, ACCOUNT)
     account = read_account(text)
@@ -341,7 +341,7 @@ def _check_account(run: RunFolder, manifest: Manifest) -> Account:
     return account
 
 
-def _check_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_chosen_terms(account: Account, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the terms of pay that the run config leaves open, and the statement chose, in words.
 
     Raises
