@@ -295,13 +295,6 @@ def test_rows_that_follow_from_others_need_no_origin_of_their_own(tmp_path):
     assert read_rows(path) == [{"mean": "2"}]
 
 
-@pytest.fixture
-def _asked_anew():
-    rows_of.loaded_revision.cache_clear()
-    yield
-    rows_of.loaded_revision.cache_clear()
-
-
 @pytest.mark.usefixtures("_asked_anew")
 def test_a_benchmark_s_rows_say_what_measured_them(tmp_path, monkeypatch):
     checked_out = iter(["loaded", "committed while it ran"])

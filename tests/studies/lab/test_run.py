@@ -67,13 +67,6 @@ def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
     assert "1 of these were measured by another version of the lib" in capsys.readouterr().out
 
 
-@pytest.fixture
-def _asked_anew():
-    rows_of.loaded_revision.cache_clear()
-    yield
-    rows_of.loaded_revision.cache_clear()
-
-
 @pytest.mark.usefixtures("_asked_anew")
 def test_a_cell_is_of_the_revision_that_ran_whatever_is_checked_out_meanwhile(
     tmp_path, monkeypatch
