@@ -16,7 +16,7 @@ from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as, require_plain_archive
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, write_tensors
-from fedif_flower.run.loaded_task import load_task
+from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.seeding import torch_generator
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.valuation import Validation
@@ -191,11 +191,7 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     config = RunConfig.of_records(folder.config.read(), where=str(folder.config.path))
     loaded = load_task(config)
     inputs, targets = held_out_images(loaded.validation, "unlearning")
-    model = loaded.model.to(loaded.validation.device)
-    with refused_as(ConfigError, f"{folder.model} holds no model of this run"):
-        require_plain_archive(folder.model)
-        arrays = torch.load(folder.model, weights_only=True, map_location="cpu")
-        model.load_state_dict(arrays)
+    model = _trained_model(folder, loaded)
     splits = {"validation": loaded.validation, "test": loaded.test}
     if loaded.triggered is not None:
         splits["attack_success"] = loaded.triggered
@@ -229,6 +225,16 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
         attack_success=attack_success,
         path=path,
     )
+
+
+def _trained_model(folder: RunFolder, loaded: LoadedTask) -> nn.Module:
+    """Return the task's model with the parameters of a run's ``model.pt``."""
+    model = loaded.model.to(loaded.validation.device)
+    with refused_as(ConfigError, f"{folder.model} holds no model of this run"):
+        require_plain_archive(folder.model)
+        arrays = torch.load(folder.model, weights_only=True, map_location="cpu")
+        model.load_state_dict(arrays)
+    return model
 
 
 def _accuracies(splits: Mapping[str, Validation], model: nn.Module) -> dict[str, float]:
