@@ -211,17 +211,10 @@ def _attribute(
     """
     # The kept models already have the server optimizer's momentum in them.
     settings = loaded.config.replace(server_optimizer="off")
-    credit = settings.section(CreditSettings)
     strategy = build_strategy(replace(loaded, config=settings))
     model = strategy.model
     model.receive(model_arrays(loaded.model))
-    attribution = PathAttribution(
-        loaded.validation,
-        settings.attribution,
-        per_class=credit.per_class,
-        blocks=len(records.block_weights),
-        bounds=credit.bounds(),
-    )
+    attribution = _attribution_of(loaded, records)
     attribution.on_start(strategy)
     last: Step | None = None
     recorded_weights = read_weights(records)
@@ -257,6 +250,18 @@ def _attribute(
             attribution.on_round(Round(number, status="failed"))
     attribution.on_end()
     return attribution.rounds
+
+
+def _attribution_of(loaded: LoadedTask, records: RunRecords) -> PathAttribution:
+    """Return the callback that attributes rounds as the run's did."""
+    credit = loaded.config.section(CreditSettings)
+    return PathAttribution(
+        loaded.validation,
+        loaded.config.attribution,
+        per_class=credit.per_class,
+        blocks=len(records.block_weights),
+        bounds=credit.bounds(),
+    )
 
 
 def _compare(records: RunRecords, recomputed: list[RoundAttribution]) -> Replayed:
