@@ -44,6 +44,7 @@ class FedAdp(CheckedFields):
     """
 
     gives_weights = True
+    knows_clients = True  # It keeps a mean angle for each client's id.
 
     alpha: Annotated[float, Setting("how much angles count", gt=0)] = 5.0
     _clients: ClientTable = field(

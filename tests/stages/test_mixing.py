@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedif_flower.aggregators import FoolsGold, Krum, Median
+from fedif_flower.aggregators import FedAdp, FoolsGold, Krum, Median
 from fedif_flower.errors import ConfigError
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.stages import Bucketing, NearestNeighbours
@@ -88,11 +88,15 @@ def test_multi_krum_leaves_out_its_share_of_groups(tmp_path):
     assert weights == pytest.approx([0] * 4 + [1 / 6] * 6)
 
 
-def test_who_weighs_or_remembers_each_client_refuses_groups():
+def test_who_weighs_each_client_refuses_groups():
     with pytest.raises(ConfigError, match=r"stages = \[Bucketing\(size=2\)\]: FedAvg weighs each"):
         FedAvg(stages=[Bucketing(2)], **BASE)
+
+
+@pytest.mark.parametrize("rule", [FoolsGold(), FedAdp()])
+def test_a_rule_that_remembers_each_client_refuses_groups(rule):
     with pytest.raises(ConfigError, match="remember no client"):
-        RobustRule(FoolsGold(), stages=[Bucketing(2)], **BASE)
+        RobustRule(rule, stages=[Bucketing(2)], **BASE)
 
 
 # -- nearest neighbours

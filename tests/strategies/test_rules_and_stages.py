@@ -606,6 +606,7 @@ BUFFERED, OPTIMIZED = {"pace.rounds": "buffered"}, {"server-optimizer": "fedyogi
         ("median", {"attribution": "simpson"}, "attribution = 'simpson'.* with strategy 'median'"),
         ("fedif", {"bucketing": 2}, "bucketing = 2; allowed: 1 with strategy 'fedif', which"),
         ("fools-gold", {"bucketing": 3}, "bucketing = 3; allowed: 1 with strategy 'fools-gold'"),
+        ("fedadp", {"bucketing": 2}, "bucketing = 2; allowed: 1 with strategy 'fedadp', which"),
         ("fedavg", BUFFERED, "pace.buffer-size = 0; allowed: >= 1 with pace.rounds 'buffered'"),
         ("fedavg", BUFFERED | {"pace.buffer-size": 2, "pace.quorum": 2.0}, "pace.quorum = 2.0;"),
     ],
