@@ -12,7 +12,8 @@ from fedif_flower.attacks.behaviour import ShiftedMean
 from fedif_flower.errors import require
 from fedif_flower.settings import Setting
 
-_MANY = 10_000  # Clients of a federation so large that only the share of malicious ones counts.
+# Clients of a federation so large that only the share of malicious ones counts, below a half.
+_MANY = 10_000
 
 
 def largest_shift(num_clients: int, num_malicious: int) -> float:
@@ -56,8 +57,10 @@ class Alie(ShiftedMean):
     Parameters
     ----------
     malicious_fraction : float
-        The share of malicious clients, in [0, 1). z follows from it as in a large federation
-        (:func:`largest_shift`).
+        The share of malicious clients, in [0, 1). z follows from it as in a federation of 10,000
+        clients (:func:`largest_shift`). Below a half that is the limit of large federations,
+        :math:`\Phi(z) = 0.5 / (1 - \text{share})`. From a half on there is no limit: z is 3.5 at a
+        half, and depends on the 10,000.
     z : float, optional
         How many standard deviations the mean is shifted by, > 0; ``None``: as many as follow from
         ``malicious_fraction``.

@@ -20,7 +20,8 @@ class Mimic(Colluder):
 
     In the paper, the attackers choose an honest client in the first rounds and copy it from then
     on. Here they know each other's updates only, and choose anew in every round, since other
-    accomplices take part in it.
+    accomplices take part in it. The paper's authors compare :math:`\langle z, u_i \rangle`, without
+    the mean. This also depends on what all updates have in common, which sets no client apart.
 
     References
     ----------
