@@ -244,17 +244,15 @@ def _parse_value(key: str, text: str) -> Any:
     return value
 
 
-def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[str, Any]:
+def take_section(content: dict[str, Any], name: str) -> dict[str, Any]:
     """Remove a section from a file's content, and return it; empty if there is none.
 
     Parameters
     ----------
     content : dict
-        The content of the file, or of the section that this section is part of.
+        The content of the file.
     name : str
         The section's key in ``content``.
-    called : str
-        Its whole name in errors, if that differs.
 
     Raises
     ------
@@ -263,8 +261,7 @@ def take_section(content: dict[str, Any], name: str, called: str = "") -> dict[s
     """
     section = content.pop(name, {})
     if not isinstance(section, dict):
-        whole_name = called or name
-        raise ConfigError(f"{whole_name} = {section!r}; allowed: a section, [{whole_name}]")
+        raise ConfigError(f"{name} = {section!r}; allowed: a section, [{name}]")
     return section
 
 

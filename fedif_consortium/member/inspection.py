@@ -113,7 +113,7 @@ def inspect_examples(
     for kept_round in rounds:
         _load_model(model, kept_round)
         gradient = _gradient_of(model, kept_round).to(compute_device)
-        with own_randomness(0, compute_device):  # A model may draw at random in eval mode too.
+        with own_randomness(compute_device):  # A model may draw at random in eval mode too.
             of_examples = example_influence(model, objective, read(), gradient)
         # The bound keeps a gradient of zeros from a division by 0.
         norm = gradient.double().norm().clamp_min(1e-300).cpu()
@@ -126,7 +126,7 @@ def inspect_examples(
     labels = _read_labels(read())
     agreement = None
     if labels is not None and isinstance(objective, PairObjective) and len(labels) > 1:
-        with own_randomness(0, compute_device):
+        with own_randomness(compute_device):
             features = last_layer_inputs(model, read())
         if features is not None:
             agreement = neighbour_agreement(features, labels, NEIGHBOURS)

@@ -55,8 +55,8 @@ class FlatSGD:
         *,
         learning_rate: float,
         momentum: float,
-        proximal_mu: float = 0.0,
-        correction: Tensor | None = None,
+        proximal_mu: float,
+        correction: Tensor | None,
     ) -> None:
         self._parameters = list(parameters)
         kinds = {(parameter.dtype, parameter.device) for parameter in self._parameters}

@@ -75,7 +75,7 @@ def screen_replies(
     arrive: Arrive | None = None,
     closing: Closing | None = None,
     look: Look | None = None,
-    server_round: int = 0,
+    server_round: int,
 ) -> Screening:
     """Check replies as they come, each on its own, and unpack the good ones into the workspace.
 

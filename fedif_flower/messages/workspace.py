@@ -247,7 +247,7 @@ class Workspace:
         accepted: Sequence[AcceptedReply],
         received: ModelVectors,
         device: torch.device,
-        seed: int = 0,
+        seed: int,
     ) -> RoundUpdates:
         """Return a round's accepted replies as tensors on a device.
 

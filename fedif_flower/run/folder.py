@@ -347,9 +347,7 @@ class RunFolder:
         """Return the paths of the run's tables, whether the files exist or not."""
         return [path for path in self._results if path.suffix == ".csv"]
 
-    def begin_attribution(
-        self, num_classes: int, num_blocks: int = 0, *, has_noise_ends: bool = False
-    ) -> None:
+    def begin_attribution(self, num_classes: int, num_blocks: int, *, has_noise_ends: bool) -> None:
         """Begin both tables of the attribution, with a column for each class and each block.
 
         With ``has_noise_ends`` there are also columns for contributions at the lowest and the

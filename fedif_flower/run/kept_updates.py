@@ -71,7 +71,7 @@ class KeptUpdates(Callback):
         The rounds of earlier processes that made a step; the run warns if their files are missing.
     """
 
-    def __init__(self, folder: RunFolder, earlier_steps: Sequence[int] = ()) -> None:
+    def __init__(self, folder: RunFolder, earlier_steps: Sequence[int]) -> None:
         self.folder = folder.updates
         self.earlier_steps = earlier_steps
 

@@ -25,9 +25,7 @@ _UNKNOWN = "-"
 Points = dict[int, list[tuple[int, float]]]  # Pairs of round and value, by client id.
 
 
-def write_report(
-    run: Run, summary: Mapping[str, Any], title: str, *, is_finished: bool = True
-) -> None:
+def write_report(run: Run, summary: Mapping[str, Any], title: str, *, is_finished: bool) -> None:
     """Write pictures and ``report.md`` beside the tables of a run that is over.
 
     Parameters

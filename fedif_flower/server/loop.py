@@ -153,7 +153,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             # Weights are computed in float64, which MPS does not support.
             self.device = select_device("cpu")
         self.model = GlobalModel(
-            setup.trainable_keys, setup.tied_keys, self.stages, setup.names, self.take_back
+            trainable_keys=setup.trainable_keys,
+            tied_keys=setup.tied_keys,
+            stages=self.stages,
+            names=setup.names,
+            before_take_back=self.take_back,
         )
         self.roster = Roster(
             NodeDirectory(setup.identify, setup.node_timeout),

@@ -31,7 +31,6 @@ class OutOfRangeError(ValuationError):
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-NO_STAGES = Stages()
 
 
 def require_record(arrays: object) -> None:
@@ -182,8 +181,8 @@ class GlobalModel:
     names : mapping of str to str, or callable, optional
         From the name under which an array is sent to its name in ``trainable_keys`` and
         ``tied_keys``.
-    before_take_back : callable, optional
-        Called just before the model is taken back. Default: ``stages.take_back``.
+    before_take_back : callable
+        Called just before the model is taken back.
 
     Attributes
     ----------
@@ -205,13 +204,13 @@ class GlobalModel:
 
     def __init__(
         self,
-        trainable_keys: Sequence[str] | None = None,
-        tied_keys: Mapping[str, str] | None = None,
-        stages: Stages = NO_STAGES,
-        names: Names | None = None,
-        before_take_back: Callable[[], object] | None = None,
+        trainable_keys: Sequence[str] | None,
+        tied_keys: Mapping[str, str] | None,
+        stages: Stages,
+        names: Names | None,
+        before_take_back: Callable[[], object],
     ) -> None:
-        self._before_take_back = before_take_back or stages.take_back
+        self._before_take_back = before_take_back
         self._optimizer = stages.optimizer
         self._trainable_keys = trainable_keys
         self._tied_keys = tied_keys

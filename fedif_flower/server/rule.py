@@ -85,7 +85,7 @@ def require_answer(
     whose: str,
     combines_updates: bool,
     said_by: str,
-    sets_lengths: bool = False,
+    sets_lengths: bool,
 ) -> Aggregation | Tensor:
     """Return a rule's answer, checked.
 

@@ -225,16 +225,17 @@ def _seed_torch(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
+def own_randomness(device: torch.device) -> Iterator[None]:
     """Seed every random state that a user's function may use; afterwards restore what can be.
 
-    These are torch's, as in :func:`seeded_randomness`, NumPy's global one and Python's.
+    These are torch's, as in :func:`seeded_randomness`, NumPy's global one and Python's. The seed is
+    0.
     """
-    with seeded_randomness(seed, device):
+    with seeded_randomness(0, device):
         numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 (users draw from it)
         python_state = random.getstate()
         try:
-            seed_all(seed, device)
+            seed_all(0, device)
             yield
         finally:
             np.random.set_state(numpy_state)  # noqa: NPY002

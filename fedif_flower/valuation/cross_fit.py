@@ -100,7 +100,7 @@ def cross_fit(
     seed: int,
     seconds: float,
     transitions: Tensor | None = None,
-    size: tuple[int, int] | None = None,
+    size: tuple[int, int] | None,
 ) -> CrossFit | None:
     r"""Train models on four of five folds by the corrected loss, and let them predict the fifth.
 
@@ -123,7 +123,7 @@ def cross_fit(
         for them, in place of the grid's own corrections.
     size : tuple of int, optional
         The size (:attr:`~fedif_flower.valuation.fit_grid.FitGrid.size`) of the only grid that may
-        be trained. Default: that of the most thorough grid that there is time for.
+        be trained; ``None``: that of the most thorough grid that there is time for.
 
     Returns
     -------
@@ -203,7 +203,7 @@ def untrained_models(
 
 
 def fit_in_time(
-    models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None = None
+    models: Models, batch: Any, num_classes: int, seed: int, seconds: float, way: Way | None
 ) -> tuple[CrossFit, Way] | None:
     """Return what models trained in time predict, and how they were trained.
 

@@ -311,7 +311,7 @@ def corrected_objective(objective: Objective, noise: float | Tensor) -> Objectiv
     return PairObjective(loss_fn, objective.scores)
 
 
-def num_correct(outputs: Any, targets: Any, ignored: int | None = None) -> Tensor:
+def num_correct(outputs: Any, targets: Any, ignored: int | None) -> Tensor:
     """Return how many outputs ``[n, classes]`` predict their integer target, of ``[n]``.
 
     It is NaN for outputs and targets of any other form. An output for the target ``ignored`` is not

@@ -71,8 +71,8 @@ class Judge:
         model: FlatModel,
         objective: Objective,
         *,
-        whole: frozenset[str] = frozenset(),
-        is_random: bool = False,
+        whole: frozenset[str],
+        is_random: bool,
     ) -> None:
         self.model = model
         self.objective = objective
@@ -285,7 +285,7 @@ class SharedGradients:
         self,
         loss_and_gradient: Callable[[Tensor, Buffers], LossAndGradient],
         *,
-        in_background: bool = True,
+        in_background: bool,
     ) -> None:
         self._loss_and_gradient = loss_and_gradient
         self._in_background = in_background
@@ -399,7 +399,7 @@ class Passes:
         """Return the context of a pass: one with seeded draws, if the judge draws at random."""
         if not self.judge.is_random:
             return nullcontext()
-        return own_randomness(0, self.judge.device)
+        return own_randomness(self.judge.device)
 
     @contextmanager
     def side_by_side(self, metric: str, at_most: int) -> Iterator[JudgePool | None]:

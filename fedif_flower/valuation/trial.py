@@ -80,7 +80,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
     if first is None:
         raise ValuationError("the validation set is empty")
     objective.check(first)
-    with own_randomness(0, device):
+    with own_randomness(device):
         objective.check_with(model.module, first)
         batch, fastest = _fit(model, objective, first)
         metrics = objective.metrics
@@ -89,7 +89,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
     # The data are read with the process's own random state: with a seeded one, two data sets that
     # are drawn at random would be the same.
     contents = [_formatted(content, fastest) for content in chain([first], batches)]
-    with own_randomness(0, device):
+    with own_randomness(device):
         require_mean(model, objective, contents)
         before = random_state(device)
         sized_batches = _sized(model.module, objective, contents)

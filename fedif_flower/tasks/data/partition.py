@@ -25,6 +25,7 @@ from fedif_flower.storage import (
     write_atomically,
 )
 
+VALIDATION_FRACTION = 0.2  # Of the test split; the rest is the server's test set.
 _EVEN = 100.0  # From this alpha on shares are nearly even: an error advises no larger alpha.
 
 
@@ -159,12 +160,11 @@ def _draw(
         ) from error
 
 
-def split_test(
-    num_test: int, seed: int, validation_fraction: float = 0.2
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_test(num_test: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Divide the test split at random into the server's validation set and its test set.
 
-    Labels play no part in the division.
+    The validation set gets a fifth of the images. Labels play no part in the division. Each set
+    gets at least one image.
 
     Parameters
     ----------
@@ -172,8 +172,6 @@ def split_test(
         Number of images in the test split, >= 2.
     seed : int
         Seed of the division, >= 0.
-    validation_fraction : float
-        Share of the validation set, in (0, 1). Each set gets at least one image.
 
     Returns
     -------
@@ -191,5 +189,5 @@ def split_test(
             "need at least one each"
         )
     order = numpy_generator("test-split", seed).permutation(num_test)
-    num_validation = min(max(round(validation_fraction * num_test), 1), num_test - 1)
+    num_validation = min(max(round(VALIDATION_FRACTION * num_test), 1), num_test - 1)
     return np.sort(order[:num_validation]), np.sort(order[num_validation:])
