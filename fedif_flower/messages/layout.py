@@ -311,7 +311,9 @@ class ParameterLayout:
         leading = buffers.shape[:-1]
         views = {}
         for spec, place in _places(self.buffers):
-            views[self.own_name(spec.name)] = buffers[..., place].view(*leading, *spec.shape)
+            # The shape as a tuple: it is empty for a buffer that is a single number.
+            shape = (*leading, *spec.shape)
+            views[self.own_name(spec.name)] = buffers[..., place].view(shape)
         return views
 
 

@@ -162,6 +162,16 @@ def test_an_update_is_what_changed_and_its_norm():
     assert unpacked.counters["1.num_batches_tracked"].item() == 7
 
 
+def test_a_buffer_that_is_a_single_number_stays_one():
+    """A frozen scale, for example, has no dimension."""
+    model = nn.Linear(2, 1, bias=False)
+    model.register_buffer("scale", torch.tensor(3.0))
+    layout = layout_of(model)
+    scale = layout.named_buffers(layout.to_vectors(model_arrays(model)))["scale"]
+    assert (scale.shape, scale.item()) == ((), 3.0)
+    assert layout.split_buffers(torch.tensor([[4.0], [5.0]]))["scale"].tolist() == [4.0, 5.0]
+
+
 # -- arrays that are no vectors -----------------------------------------------------------------
 
 
