@@ -14,6 +14,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     TensorDataset,
 )
 
@@ -39,7 +40,7 @@ def read_batches(
     generator : torch.Generator, optional
         Draws the order of examples; not used if ``inputs`` comes in batches or is a stream.
         ``None``: examples keep their order, even if ``inputs`` is a plain DataLoader that shuffles
-        all of them.
+        all of them. Such a loader then leaves the process's random state alone.
 
     Raises
     ------
@@ -47,7 +48,7 @@ def read_batches(
         If ``targets`` is given beside data that bring their own, tensors have different numbers of
         examples, or ``inputs`` is none of these kinds.
     """
-    if generator is None and _shuffles_all(inputs):
+    if generator is None and _draws_all(inputs):
         inputs = _in_order(inputs)
     if isinstance(inputs, Tensor | np.ndarray | Mapping | tuple):
         examples = inputs if targets is None else (inputs, targets)
@@ -181,20 +182,26 @@ def sampler_of(loader: DataLoader[Any]) -> Iterable[Any] | None:
     return batches.sampler if isinstance(batches, BatchSampler) else None
 
 
-def _shuffles_all(data: Any) -> bool:
-    """Return whether data are a plain DataLoader with ``shuffle=True`` that draws all examples."""
+def _draws_all(data: Any) -> bool:
+    """Return whether data are a plain DataLoader that draws every example once, in any order."""
     if type(data) is not DataLoader:
         return False
     if data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler:
         return False
+    if isinstance(data.dataset, IterableDataset):
+        return True
     sampler = sampler_of(data)
-    if type(sampler) is not RandomSampler or sampler.replacement:
+    if type(sampler) is RandomSampler:
+        draws_each_once = not sampler.replacement
+    else:
+        draws_each_once = type(sampler) is SequentialSampler
+    if not draws_each_once or not isinstance(sampler, Sized):
         return False
     return len(sampler) == len(data.dataset)  # type: ignore[arg-type]
 
 
 def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader like this one, but without shuffling."""
+    """Return a loader like this one, but without shuffling or a trace in the random state."""
     # The batch sampler knows the batch size: a loader made with a batch sampler has none itself.
     batch_size: int | None = None
     drop_last = False

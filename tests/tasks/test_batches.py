@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+)
 
 from fedif_flower.tasks.batches import read_batches
 
@@ -26,3 +32,23 @@ def test_a_loader_that_a_batch_sampler_shuffles_is_read_in_order(drop_last, size
 def test_a_loader_that_shuffles_without_batches_is_read_in_order():
     single = list(read_batches(DataLoader(EXAMPLES, None, shuffle=True), None, 16))
     assert [float(inputs) for inputs, _ in single] == INPUTS.tolist()
+
+
+class Stream(IterableDataset):
+    """The same examples, one after the other."""
+
+    def __iter__(self):
+        return iter(EXAMPLES)
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize(
+    ("examples", "shuffle"), [(EXAMPLES, False), (EXAMPLES, True), (Stream(), False)]
+)
+def test_reading_a_loader_leaves_the_random_state_alone(examples, shuffle, batch_size):
+    """A loader draws a seed for its workers, even if it has none and shuffles nothing."""
+    loader = DataLoader(examples, batch_size, shuffle=shuffle)
+    before = torch.get_rng_state()
+    read = [inputs.reshape(-1) for inputs, _ in read_batches(loader, None, 16)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.cat(read), INPUTS)
