@@ -81,6 +81,8 @@ class FlatModel:
         self.params.copy_(params)
         for name, value in others.items():
             self.state[name].copy_(value)
+        # A caller's torch.autocast keeps copies of the parameters, which are the old ones now.
+        torch.clear_autocast_cache()
 
     def zero_gradient(self) -> Tensor:
         """Return the vector ``[d]``, all zeros, into which a backward pass adds its gradient."""

@@ -105,11 +105,11 @@ def with_noise(model: FlatModel) -> Iterator[None]:
     start = model.params.clone()
     noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        model.params.add_(noise.to(start))
+        model.load(start + noise.to(start), {})
         try:
             yield
         finally:
-            model.params.copy_(start)
+            model.load(start, {})
 
 
 def at_two_models(model: FlatModel, attempt: Callable[[], str]) -> str:

@@ -181,12 +181,12 @@ def _can_differ(model: FlatModel, objective: Objective, batch: Any) -> bool:
     """Tell whether the loss differs at parameters of zeros, or at parameters with much noise."""
     start = model.params.clone()
     at_start = seeded_loss(model, objective, batch)
-    model.params.zero_()
+    model.load(torch.zeros_like(start), {})
     try:
         if _differs(model, objective, batch, at_start):
             return True
     finally:
-        model.params.copy_(start)
+        model.load(start, {})
     with with_noise(model):
         return _differs(model, objective, batch, at_start)
 

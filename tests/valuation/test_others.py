@@ -205,15 +205,30 @@ def test_under_inference_mode_no_gradient_can_be_taken():
         Validation(nn.Linear(3, 2), *GIVEN, device="cpu")
 
 
+def test_within_autocast_a_loss_is_that_of_the_parameters_that_are_asked_about():
+    """Autocast keeps a copy of each parameter, and uses it after the parameter has changed."""
+    model = build(nn.Linear, 3, 2)
+    expected = Validation(model, *GIVEN, device="cpu")
+    others = [expected.params(), torch.zeros(8), 3 * expected.params()]
+    with torch.autocast("cpu", torch.bfloat16):
+        validation = Validation(model, *GIVEN, device="cpu")
+        for params in others:
+            loss = expected.loss(params)
+            found = validation.loss_and_gradient(params)
+            assert found.loss == pytest.approx(loss, rel=0.03)
+            assert validation.loss(params) == pytest.approx(loss, rel=0.03)
+
+
 @pytest.mark.parametrize(
     "data",
     [
+        DataLoader(PAIRS, batch_size=2),
         DataLoader(PAIRS, batch_size=2, shuffle=True, generator=torch.Generator()),
         TensorDataset(ROWS, LABELS),
     ],
 )
 def test_the_trial_leaves_no_trace(data):
-    """A loader without a generator of its own draws from the process, as in any other program."""
+    """A loader whose sampler draws a part of the data draws it as in any other program."""
 
     class Noisy(nn.Linear):
         def forward(self, rows: Tensor) -> Tensor:
