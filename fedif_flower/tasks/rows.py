@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.structures import change_chosen, describe, rebuilt, tensors_of
+from fedif_flower.tasks.structures import (
+    change_chosen,
+    describe,
+    rebuilt,
+    rebuilt_mapping,
+    tensors_of,
+)
 
 
 def num_rows(batch: Any) -> int | None:
@@ -126,7 +132,8 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
         return items if isinstance(first, list) else tuple(items)
     _require_alike(parts)
     if isinstance(first, Mapping):
-        return {key: _joined([part[key] for part in parts], counts) for key in first}
+        items = {key: _joined([part[key] for part in parts], counts) for key in first}
+        return rebuilt_mapping(first, items)
     if isinstance(first, list | tuple):
         joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
         return rebuilt(first, joined)

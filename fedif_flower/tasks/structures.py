@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -52,10 +53,49 @@ def change_chosen(chosen: Callable[[Any], bool], change: Callable[[Any], Any], v
     if chosen(value):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: change_chosen(chosen, change, item) for key, item in value.items()}
+        items = {key: change_chosen(chosen, change, item) for key, item in value.items()}
+        return rebuilt_mapping(value, items)
     if isinstance(value, list | tuple):
         return rebuilt(value, [change_chosen(chosen, change, item) for item in value])
     return value
+
+
+def rebuilt_mapping(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
+    """Return a mapping of the same class as ``mapping``, with other items.
+
+    Batches and outputs of the transformers library are read by attributes, too, as in
+    ``outputs.logits``, which a plain dict does not have. If the items are the old ones, ``mapping``
+    itself is returned. If one made of ``items`` alone would differ in more than them, as one with
+    settings of its own, ``items`` are returned.
+    """
+    kind: Any = type(mapping)
+    if kind is dict:
+        return items
+    try:
+        if _holds(mapping, items):
+            return mapping
+        copied: Mapping[Any, Any] = kind(items)
+        is_alike = _holds(copied, items) and _attributes(copied) == _attributes(mapping)
+    except Exception:  # The user's class may be made of other arguments, and raise anything.
+        return items
+    return copied if is_alike else items
+
+
+def _holds(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> bool:
+    """Tell whether a mapping has exactly these items, each the very same object."""
+    if list(mapping.keys()) != list(items):
+        return False
+    return all(mapping[key] is item for key, item in items.items())
+
+
+def _attributes(mapping: Mapping[Any, Any]) -> dict[str, int]:
+    """Return the ids of a mapping's attributes by name, without those that show its items."""
+    attributes = {}
+    for name, value in getattr(mapping, "__dict__", {}).items():
+        is_storage = name == "data" and isinstance(mapping, UserDict)
+        if name not in mapping and not is_storage:
+            attributes[name] = id(value)
+    return attributes
 
 
 def rebuilt(sequence: Any, items: list[Any]) -> Any:

@@ -214,6 +214,30 @@ def test_a_loss_that_could_not_be_tried_is_said(caplog):
     assert message.startswith("loss_fn is taken for a mean over the examples of a batch; whether")
 
 
+class Logits(dict):
+    """Outputs as models of the transformers library give them."""
+
+    @property
+    def logits(self) -> Tensor:
+        return self["logits"]
+
+
+class OfLogits(nn.Linear):
+    def forward(self, rows: Tensor) -> Logits:
+        return Logits(logits=super().forward(rows))
+
+
+def test_a_loss_of_named_outputs_is_tried_as_any_other(caplog):
+    def of_logits(outputs, labels, reduction="mean"):
+        return functional.cross_entropy(outputs.logits, labels, reduction=reduction)
+
+    model = build(OfLogits, 5, CLASSES)
+    judged(model, ROWS, LABELS, loss_fn=of_logits, batch_size=10)
+    assert caplog.messages == []
+    with pytest.raises(ConfigError, match=r"^loss_fn gives .* results would depend on the batch"):
+        judged(model, ROWS, LABELS, loss_fn=partial(of_logits, reduction="sum"), batch_size=10)
+
+
 @pytest.mark.parametrize("batch_size", [7, 40])
 def test_a_batch_loss_that_gives_the_sum_is_refused(batch_size):
     def summed(model, batch):
