@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fedif_flower.errors import FedIFError, StatementError
 from fedif_flower.messages.models import model_arrays
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.run.loaded_task import LoadedTask
+from fedif_flower.run.server_seed import read_server_seed
 from fedif_flower.run.strategy import build_strategy
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.record import Step
@@ -71,8 +72,13 @@ def weigh_again(
     StatementError
         If a weight or another figure of a client differs, or a round's noise, or the strategy
         cannot weigh a round's updates. The message names the round, and the client if it is one.
+        Also if the secret from which the server's draws follow is not there.
     """
-    strategy = build_strategy(loaded)
+    setup: dict[str, Any] = {}
+    server_seed = read_server_seed(records.folder, records.provenance)
+    if server_seed is not None:
+        setup["seed"] = server_seed
+    strategy = build_strategy(loaded, setup)
     if strategy.intake.reweighs:
         method = loaded.config.local_method
         why = f"{method} changes them by what clients report, which the run does not keep"

@@ -22,7 +22,12 @@ class ClientConfig(TaskConfig, TrainingConfig, AttackConfig, LocalMethodConfig):
         ge=1,
         auto="[the nodes that there are](#how-many-clients); 100 in `make run`, `fedif`, sweeps",
     )
-    seed: int = setting(0, "seed of partitions, split, model, sampling, attacks and batches", ge=0)
+    seed: int = setting(
+        0,
+        "seed of partitions, split, model, attacks and batches; in simulations also of what the "
+        "server draws",
+        ge=0,
+    )
     device: str = setting(
         "auto",
         "device of server and clients; one that is not there is an error",

@@ -127,6 +127,8 @@ class RunFolder:
     own_parts : Table
         For each member, a sketch of how the directions of its updates differ from the mean
         direction, summed over rounds.
+    server_seed : JsonFile
+        The secret from which the server's draws follow, once the run has ended; not in simulations.
     masking : JsonFile
         Who kept the masks of a masked run.
     model, unlearned : Path
@@ -163,6 +165,7 @@ class RunFolder:
         self.signatures = self._table("signatures", _SIGNATURE)
         self.receipts = self._table("receipts", _LEAF)
         self.round_heads = self._table("round_heads", _HEAD)
+        self.server_seed = JsonFile(self._result("server_seed.json"))
         self.masking = JsonFile(self._result("masking.json"))
         sketch = [f"sketch_{k}" for k in range(_NUM_SKETCHED)]
         self.own_parts = self._table("own_parts", ("client_id", "rounds", "squares", *sketch))

@@ -12,6 +12,7 @@ from fedif_flower.run.held_out import ExaminedHeldOut
 from fedif_flower.run.kept_updates import KeepUpdates
 from fedif_flower.run.live_state import Live
 from fedif_flower.run.part import RunPart
+from fedif_flower.run.server_seed import ServerSeed
 from fedif_flower.strategies.config import PaceSettings
 
 
@@ -26,6 +27,7 @@ def run_parts() -> Sequence[RunPart]:
     # The order counts: ExaminedHeldOut corrects the loss that later parts measure, and Quarantined
     # looks for the callback of Attribution.
     return (
+        ServerSeed(),
         ExaminedHeldOut(),
         Live(),
         Paced(),

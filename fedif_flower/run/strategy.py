@@ -22,7 +22,6 @@ from fedif_flower.tasks.config import TrainingConfig
 
 # Arguments of Setup that are settings of the run config under the same name.
 SAME_NAMES = (
-    "seed",
     "device",
     "min_valid_replies",
     "max_failed_rounds",
@@ -86,6 +85,8 @@ def _setup(loaded: LoadedTask, of_parts: Mapping[str, Any]) -> Setup:
     """Return the setup of the strategy: by the run config, the task, and the parts of the run."""
     config = loaded.config
     same = {name: getattr(config, name) for name in SAME_NAMES}
+    # The seed comes first: a part may set another one.
+    arguments = {"seed": config.seed, **same, **of_parts}
     return Setup(
         trainable_keys=loaded.validation.parameter_names,
         tied_keys=loaded.validation.tied_names,
@@ -93,8 +94,7 @@ def _setup(loaded: LoadedTask, of_parts: Mapping[str, Any]) -> Setup:
         pace=config.pace.pace(),
         local_method=build_local_method(config, loaded.task, config.seed),
         identify=identify_clients,
-        **same,
-        **of_parts,
+        **arguments,
     )
 
 

@@ -34,7 +34,10 @@ class Setup(CheckedFields):
     Parameters
     ----------
     seed : int
-        The seed, >= 0. The clients of each round are drawn by (seed, round).
+        The seed, >= 0. The clients of each round are drawn by (seed, round), and rules draw by it
+        as well. Members who know the seed can foresee these draws; docs/methods/robust-rules.md
+        says what they gain by it. Among members whom you do not trust, take
+        ``secrets.randbits(63)``.
     device : str or torch.device
         Where weights are computed: ``"auto"``, ``"cpu"``, ``"cuda"`` ...; with MPS, on the CPU.
     trainable_keys : sequence of str, optional

@@ -17,7 +17,7 @@ from fedif_flower.client.app import task_app
 from fedif_flower.errors import StatementError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
-from fedif_flower.run.folder import files_of_rounds
+from fedif_flower.run.folder import RunFolder, files_of_rounds
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.loop import ScreenedStrategy
 from tests.consortium.statement import kept_runs
@@ -93,6 +93,32 @@ def test_noise_of_a_rule_is_the_one_that_it_adds(tmp_path, monkeypatch):
         run_dir = run(settings.replace(run_name="other"))
     with pytest.raises(StatementError, match="round 1: the noise in the kept updates is not the"):
         replay(run_dir)
+
+
+class Deployed(LocalGrid):
+    """As real nodes are: no simulation."""
+
+    reliable = False
+
+
+def test_the_weights_of_a_deployed_run_follow_from_the_servers_own_seed(tmp_path):
+    """Whoever replays it needs the secret that the run committed to before its first round."""
+    settings = config(tmp_path, strategy="flame", start_without="unfit")
+    folder = RunFolder(run(settings, Deployed(client_app, 5)))
+    assert replay(folder.path).weighed == 2
+    provenance = folder.provenance.read()
+    commitment = provenance.pop("server_seed_commitment")
+    folder.provenance.write(provenance)
+    with pytest.raises(StatementError, match="round 1: the noise in the kept updates is not the"):
+        replay(folder.path)  # By the run's seed, which members know.
+    folder.provenance.write({**provenance, "server_seed_commitment": commitment})
+    folder.server_seed.write({"secret": "00" * 32})
+    words = "server_seed.json does not have the secret that the run committed to"
+    with pytest.raises(StatementError, match=words):
+        replay(folder.path)
+    folder.server_seed.path.unlink()
+    with pytest.raises(StatementError, match=words):
+        replay(folder.path)
 
 
 def sending_back_in(number: int):
