@@ -86,8 +86,12 @@ def _largest_cluster(points: Tensor) -> Tensor:
     # Imported here: the import takes a second, which clients and other commands do not need.
     from sklearn.cluster import MeanShift, estimate_bandwidth
 
+    # The bandwidth is the mean distance from a row to the farthest of the nearest half of the rows,
+    # itself included. Of two or three rows that half would be the row itself, each row a cluster of
+    # its own, and the one with the most positive signs the largest.
+    nearest = max(0.5, min(2 / len(points), 1.0))
     # If most rows are equal, the estimate is 0, which mean shift does not accept.
-    bandwidth = max(estimate_bandwidth(points.numpy(), quantile=0.5), 1e-6)
+    bandwidth = max(estimate_bandwidth(points.numpy(), quantile=nearest), 1e-6)
     shift = MeanShift(bandwidth=bandwidth, bin_seeding=True, cluster_all=False)
     # Mean shift warns if every point has a bin of its own, which is no fault here.
     with warnings.catch_warnings():

@@ -55,6 +55,7 @@ ALONG = [[1.0, 0.0], [2.0, 0.0], [6.0, 0.0], [-2.0, 0.0]]
 ALONG_AND_SHORT = [[4.0, 0.0], [6.0, 0.0], [9.0, 0.0], [-1.0, 0.0]]
 ASIDE = [[0.0, 1.0, 1.0]] * 3 + [[0.0, -1.0, -1.0]]
 ZEROS = [[1.0, 1, 1, -1, -1, 0]] * 4 + [[1.0, 1, 1, -1, -1, -1]] * 2
+HALF_POSITIVE, MORE_POSITIVE = [1.0] * 5 + [-1.0] * 5, [1.0] * 6 + [-1.0] * 4
 ALL_SIGNS = SignGuard(share=1.0)
 LINE = torch.tensor([[0.0], [1.0], [3.0], [10.0]])
 F, G = 3 / 18**0.5, 1 / 101**0.5
@@ -125,6 +126,9 @@ def after(rule: CentredClipping, step: list[float]) -> CentredClipping:
         (SignGuard(0.9, 1.1, 1.0), [[1.0], [-9.0]], {}, [0, 0]),
         # The median of 1 and 3 is 2.
         (ALL_SIGNS, [[1.0], [3.0]], {}, [1 / 2, 1 / 3]),
+        # Two alike outvote a third one, whose signs are all positive; of two, neither does.
+        (ALL_SIGNS, [HALF_POSITIVE, MORE_POSITIVE, [1.0] * 10], {}, [1 / 2, 1 / 2, 0]),
+        (ALL_SIGNS, [HALF_POSITIVE, [1.0] * 10], {}, [1 / 2, 1 / 2]),
         (Krum(), LINE, {}, [0, 1, 0, 0]),
         (Krum(num_selected=2), LINE, {}, [0.5, 0.5, 0, 0]),
         (Krum(num_selected=9), LINE, {}, [0.25] * 4),
