@@ -27,7 +27,7 @@ from fedif_studies.audit.cases import HONEST, case_of_attack
 from fedif_studies.audit.federation import federate
 from fedif_studies.audit.findings import CEILING, pearson, spearman
 from fedif_studies.audit.members import AuditMember, AuditTask
-from fedif_studies.audit.retraining import train_coalitions
+from fedif_studies.audit.retraining import evaluate_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
@@ -39,7 +39,6 @@ FEDERATIONS = ((100, 10), (12, 4))  # The members, and how many of them are draw
 CASES = (HONEST, "label noise")
 FEW = 12  # With at most so many members, all coalitions are trained.
 COALITIONS = 2048  # With more members, so many random coalitions are trained.
-AT_ONCE = 256  # The number of coalitions that are trained as one batch.
 
 
 @cache
@@ -86,10 +85,8 @@ def retrained(members: int, case: str, seed: int) -> Tensor:
         masks = torch.rand(COALITIONS, members, generator=generator) < 0.5
     task = task_of(members)
     federation = people(members, case)
-    losses = []
-    for at_once in torch.split(masks, AT_ONCE):
-        trained = train_coalitions(task, federation, at_once, seed=seed)
-        losses += [task.server.test.evaluate(params).loss for params in trained]
+    evaluations = evaluate_coalitions(task, federation, masks, seed=seed)
+    losses = [evaluation.loss for evaluation in evaluations]
     return slopes(masks, -torch.tensor(losses, dtype=torch.float64))
 
 

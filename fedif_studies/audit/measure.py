@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import torch
 import typer
 
 from fedif_flower.errors import ConfigError, require
@@ -24,7 +23,7 @@ from fedif_flower.words import listed
 from fedif_studies.audit.cases import CASES, HONEST, RETRAINED
 from fedif_studies.audit.federation import RULES, federate
 from fedif_studies.audit.members import AuditTask
-from fedif_studies.audit.retraining import train_coalitions
+from fedif_studies.audit.retraining import evaluate_coalitions
 from fedif_studies.audit.valuations import ALL_COALITIONS, VALUATIONS
 from fedif_studies.lab.filling import fill
 from fedif_studies.rows import Row
@@ -34,7 +33,6 @@ VALUES = "values.csv"
 RETRAINING = "retraining.csv"
 MOST_MEMBERS = 12  # 2**12 coalitions can still be evaluated.
 RETRAINING_SEEDS = 3  # How often each coalition is trained from scratch.
-_AT_ONCE = 256  # The number of coalitions that are trained as one batch.
 Federation = tuple[str, str, str]
 """The case, the rule and the seed of a federation, as its rows have them."""
 
@@ -192,9 +190,8 @@ def _retrained(task: AuditTask, cell: Row) -> list[Row]:
     # The members of seed 0 misbehave with every seed, so that only the training differs.
     members = CASES[cell["case"]](task, 0)
     rows: list[Row] = []
-    for masks in torch.split(all_coalitions(len(members)), _AT_ONCE):
-        for params in train_coalitions(task, members, masks, seed=cell["seed"]):
-            reached = task.server.test.evaluate(params)
-            row = {"test_loss": reached.loss, "test_accuracy": reached.accuracy}
-            rows.append({"coalition": len(rows), **row})
+    masks = all_coalitions(len(members))
+    for reached in evaluate_coalitions(task, members, masks, seed=cell["seed"]):
+        row = {"test_loss": reached.loss, "test_accuracy": reached.accuracy}
+        rows.append({"coalition": len(rows), **row})
     return rows

@@ -11,8 +11,23 @@ from torch.nn import functional
 
 from fedif_flower.errors import ConfigError
 from fedif_flower.tasks.config import TrainingConfig
+from fedif_flower.valuation.validation import Evaluation
 from fedif_studies.audit.federation import Trainer, vector_of
 from fedif_studies.audit.members import AuditMember, AuditTask
+
+_AT_ONCE = 256  # The number of coalitions that are trained as one batch.
+
+
+def evaluate_coalitions(
+    task: AuditTask, members: Sequence[AuditMember], masks: Tensor, *, seed: int
+) -> Iterator[Evaluation]:
+    """Train each coalition's own federation, and yield its figures on the test split.
+
+    The parameters are those of :func:`train_coalitions`; there may be any number of coalitions.
+    """
+    for at_once in torch.split(masks, _AT_ONCE):
+        for params in train_coalitions(task, members, at_once, seed=seed):
+            yield task.server.test.evaluate(params)
 
 
 def train_coalitions(
