@@ -46,7 +46,7 @@ from fedif_studies.held_out.labels import with_wrong_labels
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import names_in, sizes_in
-from fedif_studies.lab.table import column_mean, grouped
+from fedif_studies.lab.table import column_mean, grouped, print_markdown
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "coverage.csv"
@@ -210,7 +210,7 @@ def main(
     cells = cells_of(sizes_in(sizes, SIZES, most), draws, of_rules, wrong)
     path_of_rows = WRONG_CSV if wrong else CSV
     complete = fill(path_of_rows, cells, partial(measure, data_dir), again=again)
-    typer.echo("\n".join(table(read_rows(path_of_rows)).to_markdown()))
+    print_markdown(table(read_rows(path_of_rows)))
     finish(complete)
 
 

@@ -31,7 +31,7 @@ from fedif_studies.audit.retraining import evaluate_coalitions
 from fedif_studies.audit.valuations import comfedsv, path, summed
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.table import pivot
+from fedif_studies.lab.table import pivot, print_markdown
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "drawn.csv"
@@ -151,7 +151,7 @@ def main(
     for (members, drawn), case, seed in product(FEDERATIONS, CASES, range(seeds)):
         cells.append({"members": members, "drawn": drawn, "case": case, "seed": seed})
     complete = fill(CSV, cells, measure, again=again)
-    print(*table().to_markdown(), sep="\n")
+    print_markdown(table())
     finish(complete)
 
 

@@ -31,7 +31,7 @@ from fedif_studies.audit.federation import federate
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.table import column_mean, grouped
+from fedif_studies.lab.table import column_mean, grouped, print_markdown
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "estimators.csv"
@@ -138,7 +138,7 @@ def main(
     for case, seed, estimator in product(CASES, range(seeds), ESTIMATORS):
         cells.append({"case": case, "seed": seed, "draws": draws, "estimator": estimator})
     complete = fill(CSV, cells, measure, again=again)
-    print(*table().to_markdown(), sep="\n")
+    print_markdown(table())
     finish(complete)
 
 

@@ -44,7 +44,7 @@ from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import counts_in
 from fedif_studies.lab.run import LABELS_AS_THEY_ARE
-from fedif_studies.lab.table import grouped
+from fedif_studies.lab.table import grouped, print_markdown
 from fedif_studies.rows import RESULTS, Row
 
 CSV = RESULTS / "games-statements.csv"
@@ -246,7 +246,7 @@ def main(
     for num_epochs, strategy, seed, game in runs:
         cells.append({"epochs": num_epochs, "strategy": strategy, "seed": seed, "game": game})
     complete = fill(CSV, cells, measure, again=again)
-    print(*table(read_rows(CSV)).to_markdown(), sep="\n")
+    print_markdown(table(read_rows(CSV)))
     finish(complete)
 
 

@@ -372,7 +372,9 @@ class ReceiptBook(Callback):
         }
         told_round = ToldRound.by(self._key, **self._chain.next(leaves, **about))
         append_line(receipts.path, "\n".join(leaves))
-        append_line(heads.path, csv_text([map(_head(told_round).get, heads.columns)]).rstrip())
+        head = _head(told_round)
+        cells = [head.get(column) for column in heads.columns]
+        append_line(heads.path, csv_text([cells]).rstrip())
         self._chain.add(told_round)
 
 

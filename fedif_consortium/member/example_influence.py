@@ -115,7 +115,8 @@ def _backward_by_example(
             loss, list(parameters.values()), retain_graph=True, materialize_grads=True
         )
         pairs = zip(gradients, direction.values(), strict=True)
-        products.append(torch.stack([(grad * piece).sum() for grad, piece in pairs]).sum())
+        inner = [(gradient * piece).sum() for gradient, piece in pairs]
+        products.append(torch.stack(inner).sum())
     return losses, torch.stack(products)
 
 

@@ -197,7 +197,8 @@ def main(
 ) -> None:
     """Print the table."""
     if case:
-        print(json.dumps(asdict(measure(WideFederation(**json.loads(case))))))
+        federation = WideFederation(**json.loads(case))
+        print(json.dumps(asdict(measure(federation))))
         return
     federation = WideFederation(200, 3300) if full else WideFederation(40, 1000)
     measured = alone("memory", "--case", json.dumps(asdict(federation)))

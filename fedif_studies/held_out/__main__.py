@@ -23,6 +23,7 @@ from fedif_studies.held_out.table import short_table, table
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
 from fedif_studies.lab.lists import names_in, shares_in, sizes_in
+from fedif_studies.lab.table import print_markdown
 from fedif_studies.rows import RESULTS
 
 CSV = RESULTS / "held-out.csv"
@@ -46,7 +47,8 @@ def main(
     of_data = names_in("data", data, OF_DATA)
     if short:
         for name in of_data:
-            typer.echo("\n".join(short_table(read_rows(CSV), name).to_markdown()) + "\n")
+            print_markdown(short_table(read_rows(CSV), name))
+            typer.echo()
         return
     if line not in LINES:
         raise typer.BadParameter(f"line = {line!r}; allowed: {', '.join(LINES)}")
@@ -54,7 +56,7 @@ def main(
     counts = sizes_in(sizes, SIZES, {name: MOST_HELD_OUT[name] for name in of_data})
     cells = list(cells_of(line, counts, shares, seeds))
     complete = fill(CSV, cells, partial(measure, data_dir), again=again)
-    typer.echo("\n".join(table(read_rows(CSV)).to_markdown()))
+    print_markdown(table(read_rows(CSV)))
     finish(complete)
 
 

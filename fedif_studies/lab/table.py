@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import typer
 from rich.console import Console
 
 from fedif_flower.storage import make_folder, write_atomically
@@ -129,6 +130,11 @@ def pivot(
                 line.append("-")
         lines.append(line)
     return ResultTable(title, [*names, *columns], lines, num_labels=len(names))
+
+
+def print_markdown(table: ResultTable) -> None:
+    """Print a table as Markdown."""
+    typer.echo("\n".join(table.to_markdown()))
 
 
 def write_table(
