@@ -471,7 +471,7 @@ def test_a_backup_of_before_a_rekeying_is_named(folder, tmp_path, capsys):
     assert folder.members()["ada"].state == "registered"
 
 
-@pytest.mark.parametrize("written", ["", "_save", "new", "write", "_note_keys"])
+@pytest.mark.parametrize("written", ["", "_save", "write_new", "write", "_note_keys"])
 def test_a_rekeying_that_was_interrupted_is_done_to_its_end(folder, tmp_path, monkeypatch, written):
     """Wherever the process ended, the same command goes on; the old key opens nothing."""
     registered = Registered(folder)
