@@ -446,7 +446,9 @@ def test_what_may_not_leave_does_not_and_the_reason_does(member, monkeypatch):
     assert [one["decision"] for one in member.log] == ["passed", "refused"]
     assert "metrics.secret" in member.log[1]["reason"]
     # Nor does the guard's own error say what is inside.
-    monkeypatch.setattr(OutgoingPolicy, "check", Mock(side_effect=RuntimeError("secret data")))
+    monkeypatch.setattr(
+        OutgoingPolicy, "limit_reply", Mock(side_effect=RuntimeError("secret data"))
+    )
     member.answer(Message(UPDATE, reply_to=member.ask()))
     assert member.error == "refused by the member: the reply of the app cannot be read"
 
