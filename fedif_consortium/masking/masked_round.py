@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -39,7 +38,7 @@ from fedif_flower.messages.arrays import ArraySpec, arrays_of
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.layout import ParameterLayout, UnpackedUpdate
 from fedif_flower.messages.workspace import AcceptedReply, Arrive, Workspace, empty_rows
-from fedif_flower.round import ModelVectors, RoundUpdates
+from fedif_flower.round import ModelVectors
 from fedif_flower.words import enumerated
 
 logger = logging.getLogger(__name__)
@@ -87,8 +86,8 @@ class MaskedWorkspace(Workspace):
         self._opened_rows: list[int] = []
         self._opened: MaskedRound | KeeperError
 
-    def instruct(self, config: ConfigRecord, server_round: int) -> None:
-        """Add the round's terms of masking to the config that members are sent."""
+    def tell_terms(self, config: ConfigRecord, server_round: int) -> None:
+        """Begin a round: add its terms of masking to the config that members are sent."""
         self._place = (self._terms.run, server_round)
         terms = self._terms.model_copy(update={"server_round": server_round})
         config[boxes.TERMS_KEY] = terms.model_dump_json()
@@ -148,7 +147,7 @@ class MaskedWorkspace(Workspace):
         """Have the keeper open the boxes; return, by row, why members are refused.
 
         A member is refused if the keeper does not open its box, or its length is not as stated.
-        If the keeper opens no round, nobody is refused here; :meth:`completed` raises its error.
+        If the keeper opens no round, nobody is refused here; :meth:`opened_round` raises its error.
         """
         rows = {reply.node.node_id: row for row, reply in accepted.items()}
         round_boxes = {node_id: self._boxes[row] for node_id, row in rows.items()}
@@ -182,8 +181,8 @@ class MaskedWorkspace(Workspace):
             dtype=self.layout.dtype,
         )
 
-    def completed(self, updates: RoundUpdates) -> RoundUpdates:
-        """Return the round's updates with :class:`MaskedRound`, which has their products and sum.
+    def opened_round(self) -> MaskedRound:
+        """Return the masked updates that count, with their products and sum.
 
         Raises
         ------
@@ -192,7 +191,7 @@ class MaskedWorkspace(Workspace):
         """
         if isinstance(self._opened, KeeperError):
             raise self._opened
-        return replace(updates, unseen=self._opened)
+        return self._opened
 
 
 class MaskedRound:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import secrets
 import ssl
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
-from flwr.app import ArrayRecord
+import torch
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from pydantic import model_validator
 
@@ -25,7 +27,10 @@ from fedif_flower.errors import ConfigError, KeeperError, require
 from fedif_flower.intake.intake import Intake, IntakeSettings
 from fedif_flower.local_methods import LocalMethod
 from fedif_flower.messages.arrays import is_statistic
+from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.models import model_arrays
+from fedif_flower.messages.workspace import AcceptedReply
+from fedif_flower.round import ModelVectors, RoundUpdates
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.part import NOTHING, Built, RunContext, RunPart
 from fedif_flower.run.record_files import JsonFile
@@ -120,6 +125,35 @@ class MaskedIntake(Intake):
             trial_secret=self._keeper.trial_secret,
         )
         return MaskedWorkspace(layout, self._keeper, terms)
+
+    @property
+    def _masked_workspace(self) -> MaskedWorkspace:
+        workspace = self.workspace
+        assert isinstance(workspace, MaskedWorkspace)  # make_workspace
+        return workspace
+
+    def open(self, server_round: int, members: Sequence[ClientNode], config: ConfigRecord) -> None:
+        """Begin a round; add its terms of masking to the settings that all its members get."""
+        super().open(server_round, members, config)
+        self._masked_workspace.tell_terms(config, server_round)
+
+    def updates(
+        self,
+        server_round: int,
+        accepted: Sequence[AcceptedReply],
+        received: ModelVectors,
+        device: torch.device,
+        seed: int,
+    ) -> RoundUpdates:
+        """Return the accepted replies as a round's updates, which nobody sees.
+
+        Raises
+        ------
+        KeeperError
+            If the keeper did not open the round.
+        """
+        updates = super().updates(server_round, accepted, received, device, seed)
+        return replace(updates, unseen=self._masked_workspace.opened_round())
 
 
 def require_maskable(strategy: ScreenedStrategy, initial_arrays: ArrayRecord) -> None:

@@ -191,14 +191,8 @@ class Intake:
             return []
         return select(nodes, server_round)
 
-    def open(
-        self,
-        server_round: int,
-        members: Sequence[ClientNode],  # noqa: ARG002 (of an intake around this one)
-        config: ConfigRecord,
-    ) -> None:
+    def open(self, server_round: int, members: Sequence[ClientNode], config: ConfigRecord) -> None:
         """Begin a round; ``config`` are the settings that all its members get with the model."""
-        self.workspace.instruct(config, server_round)
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:  # noqa: ARG002
         """Return further records for a node's next message, besides model and settings, by name."""

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import psutil
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -148,13 +148,6 @@ class Workspace:
             for name, rows in self.beside.items()
         ]
 
-    def instruct(self, config: ConfigRecord, server_round: int) -> None:
-        """Add what a subclass has to tell members to a round's config; here nothing."""
-
-    def completed(self, updates: RoundUpdates) -> RoundUpdates:
-        """Add what a subclass knows of a round's updates; here they stay as they are."""
-        return updates
-
     def reserve(self, rows: int) -> None:
         """Make room for ``rows`` clients; rows that are there already may lose their values."""
         layout = self.layout
@@ -272,22 +265,23 @@ class Workspace:
         sent = None
         if self.sent is not None:
             sent = ModelVectors(self.sent.params[:m], self.sent.buffers[:m])
-        updates = RoundUpdates(
+        num_examples = [reply.num_examples for reply in accepted]
+        squared_norms = [reply.squared_norm for reply in accepted]
+        return RoundUpdates(
             server_round=server_round,
             client_ids=tuple(reply.node.client_id for reply in accepted),
-            num_examples=torch.tensor([r.num_examples for r in accepted], dtype=torch.float64),
+            num_examples=torch.tensor(num_examples, dtype=torch.float64),
             model=ModelVectors(
                 received.params.to(device), received.buffers.to(device), received.counters
             ),
             client_updates=self.updates[:m].to(device),
-            squared_norms=torch.tensor([r.squared_norm for r in accepted], dtype=torch.float64),
+            squared_norms=torch.tensor(squared_norms, dtype=torch.float64),
             buffer_updates=self.buffer_updates[:m].to(device),
             counters=[reply.counters for reply in accepted],
             names=self.layout,
             seed=seed,
             sent=sent,
         )
-        return self.completed(updates)
 
 
 def empty_rows(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
