@@ -1,4 +1,4 @@
-"""The device that a computation runs on, its number of threads, and the dtype for sums."""
+"""The device that a computation runs on, and its number of threads."""
 
 from __future__ import annotations
 
@@ -42,13 +42,6 @@ def select_device(device: str | torch.device) -> torch.device:
     if chosen.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device = 'mps': not available here")
     return chosen
-
-
-def widest_float(device: torch.device) -> torch.dtype:
-    """Return the dtype for sums on a device: float64, or float32 on MPS, which has no float64."""
-    if device.type == "mps":
-        return torch.float32
-    return torch.float64
 
 
 def fix_threads(count: int) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.arithmetic import all_finite
-from fedif_flower.devices import fix_threads, widest_float
+from fedif_flower.devices import fix_threads
 from fedif_flower.errors import DivergedError
 from fedif_flower.seeding import derive_seed
 from fedif_flower.tasks.dtypes import is_half
@@ -79,6 +79,12 @@ class Judge:
         self.whole = whole
         self.is_random = is_random
         self.device = model.params.device
+        # Half precision has three digits: then the batches' gradients are added up in float32.
+        self._adds_gradients_apart = is_half(model.params)
+        # Sums are taken in the widest type of the device; MPS has no float64.
+        self._sum_dtype = torch.float64
+        if self.device.type == "mps":
+            self._sum_dtype = torch.float32
 
     def replica(self) -> Judge:
         """Return a judge with the same objective and a model of its own."""
@@ -99,10 +105,8 @@ class Judge:
         ``total_weight`` is what the mean over all data divides by.
         """
         gradient = self.model.zero_gradient()
-        # Half precision has three digits: then the batches' gradients are added up in float32.
-        is_added_apart = is_half(gradient)
         total = gradient
-        if is_added_apart:
+        if self._adds_gradients_apart:
             total = torch.zeros_like(gradient, dtype=torch.float32)
         losses = []
         weights = []
@@ -111,7 +115,7 @@ class Judge:
                 continue
             share = batch.weight / total_weight
             loss = self.objective.loss(self.model.module, batch.content)
-            if is_added_apart:
+            if self._adds_gradients_apart:
                 loss.backward()  # type: ignore[no-untyped-call]
                 total.add_(gradient, alpha=share)
                 gradient.zero_()
@@ -122,7 +126,7 @@ class Judge:
         # All losses are read at once: each read from another device waits for the work there.
         values = torch.stack(losses).tolist() if losses else []
         weighted = [value * weight for value, weight in zip(values, weights, strict=True)]
-        if not is_added_apart:
+        if not self._adds_gradients_apart:
             total = total.clone()  # The next pass writes into the model's own gradient.
         return LossAndGradient(sum(weighted) / total_weight, total)
 
@@ -202,7 +206,7 @@ class Judge:
 
     def _widest(self, values: Tensor) -> Tensor:
         """Return values on the judge's device, in its widest floating-point type."""
-        return values.to(self.device, widest_float(self.device))
+        return values.to(self.device, self._sum_dtype)
 
 
 def _weight(batch: Batch, metric: str) -> float:
@@ -235,16 +239,16 @@ class JudgePool:
         self.judges = tuple(judges)
         # `begin` refers to local variables, not to the pool: threads keep alive what they refer to,
         # and the pool has to go once nobody uses it, since its threads end with it.
-        of_thread = local()
+        per_thread = local()
         free_judges = iter(self.judges)
         all_begun = Barrier(len(judges) + 1)
 
         def begin() -> None:
             fix_threads(1)
-            of_thread.judge = next(free_judges)
+            per_thread.judge = next(free_judges)
             all_begun.wait()
 
-        self._of_thread = of_thread
+        self._per_thread = per_thread
         self.lock = Lock()
         self._executor = ThreadPoolExecutor(len(judges), "validation-replica", initializer=begin)
         threads = torch.get_num_threads()
@@ -262,7 +266,7 @@ class JudgePool:
 
     def map(self, work: Callable[[Judge, Item], Answer], items: Iterable[Item]) -> list[Answer]:
         """Return ``work(judge, item)`` for each item, in the items' order."""
-        return list(self._executor.map(lambda item: work(self._of_thread.judge, item), items))
+        return list(self._executor.map(lambda item: work(self._per_thread.judge, item), items))
 
 
 class SharedGradients:
@@ -390,16 +394,13 @@ class Passes:
     @contextmanager
     def alone(self) -> Iterator[Judge]:
         """Give the judge to the calling thread; no other thread has it meanwhile."""
+        seeded_draws: AbstractContextManager[None] = nullcontext()
+        if self.judge.is_random:
+            seeded_draws = own_randomness(self.judge.device)
         # The lock of the random state comes first: a thread that has it while it trains may also
         # ask for the judge, and two threads with one lock each would wait for each other.
-        with self._own_randomness(), self._lock:
+        with seeded_draws, self._lock:
             yield self.judge
-
-    def _own_randomness(self) -> AbstractContextManager[None]:
-        """Return the context of a pass: one with seeded draws, if the judge draws at random."""
-        if not self.judge.is_random:
-            return nullcontext()
-        return own_randomness(self.judge.device)
 
     @contextmanager
     def side_by_side(self, metric: str, at_most: int) -> Iterator[JudgePool | None]:
