@@ -210,7 +210,8 @@ def required_by_bases(kind: type) -> list[str]:
     _, *bases = _constructing_classes(kind)
     for base in bases:
         parameters = _constructor_parameters(base)
-        names += [p.name for p in parameters if p.default is p.empty]
+        required = [each for each in parameters if each.default is each.empty]
+        names += [parameter.name for parameter in required]
     return names
 
 

@@ -382,12 +382,11 @@ class PathAttribution(Callback):
         self._memory.carry_as_before_step()
         if not torch.equal(self._model.vectors.params, step.before.params):
             return ()
-        return tuple(
-            take_back(client)
-            for attributed in self.rounds
-            if attributed.server_round == step.server_round
-            for client in attributed.clients
-        )
+        undone: list[ClientAttribution] = []
+        for attributed in self.rounds:
+            if attributed.server_round == step.server_round:
+                undone += [take_back(client) for client in attributed.clients]
+        return tuple(undone)
 
     def on_model(self, server_round: int, model: object) -> None:  # noqa: ARG002
         """Keep what the next round needs to know of the rounds so far, for a checkpoint."""

@@ -363,12 +363,12 @@ def _own_model(task: Task) -> _OwnModel:
     # The seed does not matter, since the server's weights overwrite the model's.
     model = task.build_model(seed=0)
     sent = model.state_dict().keys()
-    unsent = [
-        (module, name, buffer.clone())
-        for path, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if f"{path}.{name}".removeprefix(".") not in sent
-    ]
+    unsent = []
+    for path, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            full_name = f"{path}.{name}".removeprefix(".")
+            if full_name not in sent:
+                unsent.append((module, name, buffer.clone()))
     return _OwnModel(model, unsent)
 
 

@@ -132,7 +132,10 @@ class RayGrid(LocalGrid):
         # A node that was too late may have been asked again meanwhile, and then two answers change
         # its state: of each, only the entries that it has changed or removed are taken over.
         state = context.state
-        changed = {key: state[key] for key in state if key not in sent or state[key] != sent[key]}
+        changed = {}
+        for key in state:
+            if key not in sent or state[key] != sent[key]:
+                changed[key] = state[key]
         with self._keeping:
             kept = dict(self.contexts[node_id].state)
             for key in sent.keys() - state.keys():

@@ -246,11 +246,8 @@ class Round:
     def failed_late(self) -> list[ClientNode]:
         """The clients asked in an earlier round whose reply came now, as an error or refused."""
         at_work = set(self.at_work)
-        return [
-            reply.node
-            for reply in self.refused
-            if reply.node in at_work and reply.status in ("failed", "refused")
-        ]
+        failed = [reply.node for reply in self.refused if reply.status in ("failed", "refused")]
+        return [node for node in failed if node in at_work]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -303,8 +300,8 @@ class Round:
         """
         figures = _figures_by_client(self.aggregation, len(self.accepted))
         reports = [
-            self._report_accepted(reply, of_client)
-            for reply, of_client in zip(self.accepted, figures, strict=True)
+            self._report_accepted(reply, client_figures)
+            for reply, client_figures in zip(self.accepted, figures, strict=True)
         ]
         reports += [self._report_refused(reply) for reply in self.refused]
         for report in reports:
@@ -381,11 +378,11 @@ def _figures_by_client(
             continue
         for place, value in enumerate(values.tolist()):
             figures[place][column] = value
-    for of_client in figures:
-        weight = of_client.get("weight")
+    for client_figures in figures:
+        weight = client_figures.get("weight")
         # A rule that returns a step gives no client a weight: it is NaN, and written as missing.
         if weight is not None and math.isnan(weight):
-            of_client["weight"] = None
+            client_figures["weight"] = None
     return figures
 
 
@@ -467,10 +464,10 @@ class History:
 
         require(table in ("clients", "rounds"), "table", table, "'clients' or 'rounds'")
         if table == "clients":
-            clients = [
-                client.line(record.round) for record in self.rounds for client in record.clients
-            ]
-            return DataFrame(clients)
+            client_lines: list[dict[str, Any]] = []
+            for record in self.rounds:
+                client_lines += [client.line(record.round) for client in record.clients]
+            return DataFrame(client_lines)
         lines: dict[int, dict[str, Any]] = {
             number: {"round": number, **metrics} for number, metrics in self.metrics.items()
         }

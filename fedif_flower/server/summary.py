@@ -67,7 +67,7 @@ class TellsSettings:
     def _refuse_unnamed(cls, count: int) -> None:
         """Raise ConfigError if ``count`` positional arguments are more than the class takes."""
         parameters = cls.__signature__.parameters.values()
-        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
             return
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         unnamed = [parameter.name for parameter in parameters if parameter.kind in kinds]

@@ -306,11 +306,11 @@ class ServerOptimizer(Stage):
         params.grad = before - after
         optimizer.step()
         state = dict(optimizer.state[params])
-        changed = {
-            name: value
-            for name, value in _options_of(group).items()
-            if name not in options_before or not _is_same(value, options_before[name])
-        }
+        changed = {}
+        for name, value in _options_of(group).items():
+            is_unchanged = name in options_before and _is_same(value, options_before[name])
+            if not is_unchanged:
+                changed[name] = value
         if changed:
             state[_OPTIONS] = changed
         return params, state

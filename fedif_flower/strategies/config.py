@@ -209,7 +209,10 @@ def tuned_settings(strategy: str, dataset: str) -> dict[str, Scalar]:
 
 def default_clipping(strategy: str) -> float:
     """Return the value of ``update-clipping = "auto"`` for the strategy of this name."""
-    return next((s.multiple for s in default_stages(strategy) if isinstance(s, Clip)), 0.0)
+    for stage in default_stages(strategy):
+        if isinstance(stage, Clip):
+            return stage.multiple
+    return 0.0
 
 
 def configured_bounds(strategy: str, clipping: float) -> list[Stage]:

@@ -81,7 +81,11 @@ def _row_digests_of_tensors(tensors: list[Tensor], count: int, rows: Tensor) -> 
     for tensor in tensors:
         values = tensor.cpu().reshape(count, -1).contiguous()
         arrays.append(values.view(torch.uint8).numpy())
-    return [_digest(array[row].tobytes() for array in arrays) for row in rows.tolist()]
+    digests = []
+    for row in rows.tolist():
+        example = [array[row].tobytes() for array in arrays]
+        digests.append(_digest(example))
+    return digests
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:

@@ -238,7 +238,8 @@ class PairObjective(Objective):
             return _figures(self.functions(), metrics, arguments)
         except Exception:
             # Torch's BCELoss, for example, raises on outputs of NaN, which one client can cause.
-            if all(bool(t.isfinite().all()) for t in tensors_of(arguments[0])):
+            outputs = tensors_of(arguments[0])
+            if all(bool(output.isfinite().all()) for output in outputs):
                 raise
             return _figures({}, metrics, arguments)
 

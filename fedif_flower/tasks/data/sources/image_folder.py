@@ -138,11 +138,11 @@ class ImageFolder(Source):
             return RawSplit(np.array(labels, dtype=np.int64), blocks)
 
         def remarks() -> list[str]:
-            return [
-                f"{name}: {kind} ({count} images)"
-                for name, counts in lost.items()
-                for kind, count in sorted(counts.items())
-            ]
+            lines = []
+            for name, counts in lost.items():
+                for kind, count in sorted(counts.items()):
+                    lines.append(f"{name}: {kind} ({count} images)")
+            return lines
 
         channels, height, width = first.shape
         return RawDataset(
