@@ -205,20 +205,20 @@ class RoundUpdates:
         mixing : Tensor
             ``[n, m]``, float64: the weights of each of n means, one row for each mean.
         """
-        of_updates = mixing.cpu() * self.shortening  # [n, m]
-        of_buffers = mixing.cpu() * self.buffer_shortening
-        updates = of_updates.to(self.client_updates) @ self.client_updates  # [n, d]
-        of_clients = of_updates  # The means as sums of the clients' own updates.
+        update_weights = mixing.cpu() * self.shortening  # [n, m]
+        buffer_weights = mixing.cpu() * self.buffer_shortening
+        updates = update_weights.to(self.client_updates) @ self.client_updates  # [n, d]
+        client_weights = update_weights  # The means as sums of the clients' own updates.
         if self.mixing is not None:
-            of_clients = of_updates @ self.mixing
+            client_weights = update_weights @ self.mixing
         return replace(
             self,
             client_updates=updates,
             squared_norms=updates.double().square().sum(dim=1).cpu(),
-            buffer_updates=of_buffers.to(self.buffer_updates) @ self.buffer_updates,
+            buffer_updates=buffer_weights.to(self.buffer_updates) @ self.buffer_updates,
             factors=None,
             buffer_factors=None,
-            mixing=of_clients,
+            mixing=client_weights,
             mixed_factors=self.client_shortening,
             sent=None,
         )

@@ -97,8 +97,8 @@ class DeepSight(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the coefficients ``[m]`` of the updates that are kept, 0 for the others."""
         client_updates = updates.client_updates  # [m, d]
-        of_weight = client_updates[:, self._layer.weight]
-        layer_weights = of_weight.view(-1, *self._layer.shape)  # [m, classes, features]
+        weight_updates = client_updates[:, self._layer.weight]
+        layer_weights = weight_updates.view(-1, *self._layer.shape)  # [m, classes, features]
         if self._layer.bias is None:
             # Without a bias, the directions of the layer's weights are compared instead.
             biases = layer_weights.new_zeros(layer_weights.shape[:2])  # [m, classes]

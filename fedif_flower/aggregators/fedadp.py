@@ -57,9 +57,9 @@ class FedAdp(CheckedFields):
         examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
         # In the global update, each update has the length to which stages shorten it.
-        share = (shares(examples) * updates.shortening).to(gram.device)
-        to_mean = gram @ share  # [m]: <Delta_i, Delta>
-        norms = gram.diagonal().sqrt() * (share @ to_mean).clamp_min(0.0).sqrt()
+        coefficients = (shares(examples) * updates.shortening).to(gram.device)
+        to_mean = gram @ coefficients  # [m]: <Delta_i, Delta>
+        norms = gram.diagonal().sqrt() * (coefficients @ to_mean).clamp_min(0.0).sqrt()
         # A right angle where either update is zero.
         angles = torch.where(norms > 0, to_mean / norms, 0.0).clamp(-1.0, 1.0).arccos()
         rounds = self._clients.read(client_ids, "rounds") + 1

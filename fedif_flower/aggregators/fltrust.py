@@ -63,6 +63,6 @@ def fltrust_coefficients(updates: Tensor, server_update: Tensor) -> TrustedCoeff
     # No finite factor in the updates' dtype would bring a shorter update to the server's length.
     moves = norms > server_norm * torch.finfo(updates.dtype).tiny
     trust = torch.where(moves, trust, 0.0)
-    share = trust / trust.sum().clamp_min(1e-300)
+    weights = trust / trust.sum().clamp_min(1e-300)
     rescaling = torch.where(moves, server_norm / norms, 0.0)
-    return TrustedCoefficients(share * rescaling, trust)
+    return TrustedCoefficients(weights * rescaling, trust)

@@ -40,10 +40,10 @@ def largest_shift(num_clients: int, num_malicious: int) -> float:
     """
     honest = num_clients - num_malicious
     supporters = max(num_clients // 2 + 1 - num_malicious, 1)
-    share = (honest - supporters) / honest
-    if share <= 0:
+    without_supporters = (honest - supporters) / honest
+    if without_supporters <= 0:
         return 0.0
-    return max(NormalDist().inv_cdf(share), 0.0)
+    return max(NormalDist().inv_cdf(without_supporters), 0.0)
 
 
 @dataclass
@@ -86,9 +86,9 @@ class Alie(ShiftedMean):
     def __post_init__(self) -> None:
         """Raise ConfigError if z is not given and does not follow from ``malicious_fraction``."""
         if self.z is None:
-            share = self.malicious_fraction
+            fraction = self.malicious_fraction
             allowed = "< 1 with alie.z = 'auto', which follows from the number of honest clients"
-            require(share < 1, "malicious-fraction", share, allowed)
+            require(fraction < 1, "malicious-fraction", fraction, allowed)
 
     def shift(self, updates: Tensor, mean: Tensor, std: Tensor) -> float:
         """Return z."""

@@ -156,10 +156,10 @@ def deviations(by_block: NDArray[np.float64], weights: NDArray[np.float64]) -> N
     ----------
     Tukey, 1958; Busing, Meijer and van der Leeden, "Delete-m Jackknife for Unequal m", 1999.
     """
-    shares = weights[:, None]  # W [b, 1]
+    column = weights[:, None]  # W [b, 1]
     total = by_block.sum(axis=0)  # c [n]
-    change_without = (total - by_block) / (1 - shares) - total  # c_(k) - c [b, n]
-    scales = np.sqrt((1 - shares) / shares / len(weights))  # [b, 1]
+    change_without = (total - by_block) / (1 - column) - total  # c_(k) - c [b, n]
+    scales = np.sqrt((1 - column) / column / len(weights))  # [b, 1]
     scaled: NDArray[np.float64] = scales * change_without
     return scaled
 

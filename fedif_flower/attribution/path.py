@@ -159,10 +159,10 @@ def block_contributions(
         ``[m]``: :math:`c_i`.
     """
     at_middle = slopes.double().cpu() * coefficients.double().cpu()  # h [b, m]
-    shares = weights.double().cpu()[:, None]  # W [b, 1]
-    mean_at_middle = (shares * at_middle).sum(dim=0)  # [m]
+    column = weights.double().cpu()[:, None]  # W [b, 1]
+    mean_at_middle = (column * at_middle).sum(dim=0)  # [m]
     # Adding 0 turns -0 into 0.
-    return shares * (contributed.double().cpu() + at_middle - mean_at_middle) + 0.0
+    return column * (contributed.double().cpu() + at_middle - mean_at_middle) + 0.0
 
 
 def contributions(slopes: Tensor, coefficients: Tensor, quadrature: Quadrature) -> Tensor:

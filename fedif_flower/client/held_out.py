@@ -85,10 +85,10 @@ def labels_in(data: Any) -> Tensor | None:
     labels: list[Tensor] = []
     for batch in batches:
         tensors = batch.tensors if is_plain(batch, TensorDataset) else batch
-        of_batch = class_labels(tensors)
-        if of_batch is None:
+        batch_labels = class_labels(tensors)
+        if batch_labels is None:
             return None
-        labels.append(of_batch.cpu().long())
+        labels.append(batch_labels.cpu().long())
     return torch.cat(labels) if labels else None
 
 

@@ -211,17 +211,17 @@ class RunConfig(ClientConfig, StrategyConfig):
         # A value that is no string is refused later, as an error of its own key.
         strategy = str(values["strategy"])
         dataset = str(values["dataset"])
-        share = values["malicious-fraction"]
-        if not (isinstance(share, int | float) and 0 <= share <= 1):
+        malicious = values["malicious-fraction"]
+        if not (isinstance(malicious, int | float) and 0 <= malicious <= 1):
             # A share that is not allowed is refused later, as an error of malicious-fraction.
-            share = cls.model_fields["assumed_malicious_fraction"].default
+            malicious = cls.model_fields["assumed_malicious_fraction"].default
         learning_rate = 0.001
         if dataset == "digits":
             learning_rate = 0.05
         return {
             "num-clients": cls.model_fields["num_clients"].default,
             "learning-rate": learning_rate,
-            "assumed-malicious-fraction": share,
+            "assumed-malicious-fraction": malicious,
             "update-clipping": default_clipping(strategy),
             **tuned_settings(strategy, dataset),
         }

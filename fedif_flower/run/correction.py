@@ -142,10 +142,10 @@ def recorded_examination(record: Mapping[str, Any]) -> HeldOut | None:
 
 def corrected_words(record: Mapping[str, Any]) -> str:
     """Return in words for what the loss is corrected, according to a record."""
-    share = f"{100 * record[NOISE]:.3g} % of wrong labels"
+    words = f"{100 * record[NOISE]:.3g} % of wrong labels"
     if record.get(BY_CLASS):
-        return f"{share}, by class"
-    return share
+        return f"{words}, by class"
+    return words
 
 
 def with_recorded_noise(

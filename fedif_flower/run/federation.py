@@ -140,12 +140,12 @@ def why_nobody_attacks(config: RunConfig) -> str:
 
     It is empty, too, where no attack or a share of 0 is set.
     """
-    share = config.malicious_fraction
-    attackers = malicious_partitions(config.num_clients, share, config.seed)
-    if config.attack == "none" or not share or attackers:
+    fraction = config.malicious_fraction
+    attackers = malicious_partitions(config.num_clients, fraction, config.seed)
+    if config.attack == "none" or not fraction or attackers:
         return ""
     count = config.num_clients
-    return f"malicious-fraction = {share:g} rounds to 0 of {count} clients, so no client attacks"
+    return f"malicious-fraction = {fraction:g} rounds to 0 of {count} clients, so no client attacks"
 
 
 def identity_of(loaded: LoadedTask, task: Task | None = None) -> dict[str, Scalar]:

@@ -148,9 +148,9 @@ def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float 
         The column for the data, see :func:`~fedif_flower.run.secret_validation.witness_of`.
     """
     for line in reversed(lines):
-        share = line.get(column)
-        if share is not None:
-            return float(share)
+        contradicted = line.get(column)
+        if contradicted is not None:
+            return float(contradicted)
     return None
 
 
@@ -222,9 +222,9 @@ class ContradictedLabels(Callback):
             return {}
         try:
             vectors = model.vectors
-            share = contradicted_share(self._validation, vectors.params, model.named_buffers)
+            contradicted = contradicted_share(self._validation, vectors.params, model.named_buffers)
         except Exception:  # The user's model may raise anything. The evaluation logs such an error.
             return {}
-        if share is None:
+        if contradicted is None:
             return {}
-        return {self._column: share}
+        return {self._column: contradicted}

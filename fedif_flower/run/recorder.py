@@ -92,8 +92,8 @@ class RunRecorder(RunWriter):
             self.remarks += built.remarks
             self.evaluation.columns += built.columns
         # Parts are told of a line before the caller of the run is.
-        of_parts = [built.on_row for built in run.built if built.on_row]
-        self.listeners = [*of_parts, *self.listeners]
+        listeners_of_parts = [built.on_row for built in run.built if built.on_row]
+        self.listeners = [*listeners_of_parts, *self.listeners]
         self.keeps_attempts = not config.overwrite
         if run.goes_on_here:
             self._rounds_done = run.done

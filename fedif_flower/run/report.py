@@ -260,11 +260,11 @@ def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
     counted += [name for name in ("revoked", "not admitted") if _has_any(members, name)]
     cells = []
     for member in members:
-        share = ""
+        participation = ""
         if member.participation is not None:
-            share = f"{100 * member.participation:.0f} %"
+            participation = f"{100 * member.participation:.0f} %"
         counts = [str(member.count[name]) for name in counted]
-        cells.append([member.name, *counts, share, member.seen])
+        cells.append([member.name, *counts, participation, member.seen])
     columns = ("member", *counted, "took part in", "last seen")
     return ResultTable("", columns, cells, num_labels=1)
 

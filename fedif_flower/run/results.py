@@ -369,12 +369,12 @@ def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Mem
 
 def _form_of(members: Sequence[Member], column: str) -> str:
     """Return the number format for a column: its largest value is shown with four digits."""
-    known = []
+    values = []
     for member in members:
         value = getattr(member, column)
         if value is not None:
-            known.append(value)
-    decimals = decimals_for(known)
+            values.append(value)
+    decimals = decimals_for(values)
     return f".{decimals}f"
 
 

@@ -220,8 +220,8 @@ class RunWriter(Callback):
         for table in (self.folder.rounds, self.folder.clients, self.folder.attendance):
             table.keep(lambda line: int(line["round"]) <= last)
         attendance = read_table(self.folder.attendance.path, more=True).to_pylist()
-        known = strategy.nodes.known
-        self._roll.go_on(attendance, is_simulated=any(node.is_simulated for node in known))
+        is_simulated = any(node.is_simulated for node in strategy.nodes.known)
+        self._roll.go_on(attendance, is_simulated=is_simulated)
 
     def _begin_attribution(self, attribution: PathAttribution) -> None:
         """Write the rounds attributed so far, and let the attribution write those to come."""

@@ -104,10 +104,10 @@ def _most_at_work(strategy: DrawingStrategy, most: int) -> tuple[int, str]:
     if strategy.draws_by_itself or (pace.late_rounds and not pace.quorum):
         return most, f"at most {most}, as many as there can be nodes"
     drawn = number_drawn(strategy, most)
-    share = f"fraction_train = {strategy.fraction_train:g}"
+    settings = f"fraction_train = {strategy.fraction_train:g}"
     if pace.ask_more != 1:
-        share += f", ask_more = {pace.ask_more:g}"
+        settings += f", ask_more = {pace.ask_more:g}"
     return drawn, (
-        f"at most {drawn}, as many as {share} and "
+        f"at most {drawn}, as many as {settings} and "
         f"min_train_nodes = {strategy.min_train_nodes} draw of {most} nodes"
     )

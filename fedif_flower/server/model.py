@@ -409,7 +409,7 @@ class GlobalModel:
         except Exception as error:
             if self.is_proven or self._proven is None:
                 raise
-            of_proven_model = evaluate(self._proven)
+            result = evaluate(self._proven)
             logger.error("the global model cannot be evaluated: %s", with_place(error))
             self.take_back()
-            return of_proven_model
+            return result

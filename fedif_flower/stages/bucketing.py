@@ -68,8 +68,8 @@ class Bucketing(Stage):
         counters = []
         if updates.counters:
             for group in groups:
-                of_group = [updates.counters[member] for member in group]
-                counters.append(largest_counters({}, of_group, torch.ones(len(group))))
+                group_counters = [updates.counters[member] for member in group]
+                counters.append(largest_counters({}, group_counters, torch.ones(len(group))))
         return replace(
             updates.mixed(mixing),
             # A stage behind this one knows a group by its first client.

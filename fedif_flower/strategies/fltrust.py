@@ -200,11 +200,11 @@ class FLTrust(ScreenedStrategy):
         # the weights are divided by the factors with which they will be multiplied.
         shortening = updates.shortening
         weights = torch.where(shortening > 0, coefficients.cpu() / shortening, 0.0)  # [m]
-        shares = trust / trust.sum().clamp_min(1e-300)  # [m]
+        trust_shares = trust / trust.sum().clamp_min(1e-300)  # [m]
         lengths = updates.squared_norms.cpu().sqrt() * shortening
         # Updates without trust have a rescaling, too: the one to the server's length. It tells how
         # long they would have been.
         factors = float(server_update.norm()) / lengths.clamp_min(1e-300)
         to_server_length = torch.where(lengths > 0, factors, 1.0)
-        rescaling = torch.where(weights > 0, weights / shares, to_server_length)
+        rescaling = torch.where(weights > 0, weights / trust_shares, to_server_length)
         return Aggregation(weights, scores=trust, weight_scores=trust, rescaling=rescaling)

@@ -27,14 +27,14 @@ def dtype_misfit(model: nn.Module, batch: Any) -> str:
 
     Torch's own error does not name both types.
     """
-    of_model = _float_names(model.parameters())
-    of_data = _float_names(tensors_of(batch))
-    others = of_data - of_model
-    if not of_model or not others:
+    model_types = _float_names(model.parameters())
+    data_types = _float_names(tensors_of(batch))
+    unlike = data_types - model_types
+    if not model_types or not unlike:
         return ""
-    given = " and ".join(sorted(others))
-    allowed = " or ".join(sorted(of_model))
-    return f"the data are {given}, the model is {allowed}: convert the data to {allowed}"
+    present = " and ".join(sorted(unlike))
+    allowed = " or ".join(sorted(model_types))
+    return f"the data are {present}, the model is {allowed}: convert the data to {allowed}"
 
 
 def _float_names(tensors: Iterable[Tensor]) -> set[str]:

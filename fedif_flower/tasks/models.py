@@ -51,8 +51,8 @@ class MaxPool(nn.MaxPool2d):
         if inputs.requires_grad or inputs.device.type != "cpu" or not is_even:
             pooled: Tensor = super().forward(inputs)
             return pooled
-        of_columns = torch.maximum(inputs[..., ::2], inputs[..., 1::2])
-        return torch.maximum(of_columns[..., ::2, :], of_columns[..., 1::2, :])
+        column_maxima = torch.maximum(inputs[..., ::2], inputs[..., 1::2])
+        return torch.maximum(column_maxima[..., ::2, :], column_maxima[..., 1::2, :])
 
 
 def _block(

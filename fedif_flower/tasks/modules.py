@@ -134,9 +134,9 @@ def last_layer_inputs(model: nn.Module, batches: Iterable[Any]) -> Tensor | None
                 layer_inputs.clear()
                 answer = model(*arguments)
                 count = num_examples(targets)
-                of_batch = _feature_rows(layer_inputs, count)
-                features.append(of_batch)
-                if of_batch is None:
+                batch_features = _feature_rows(layer_inputs, count)
+                features.append(batch_features)
+                if batch_features is None:
                     outputs.append(_output_rows(answer, count))
     finally:
         for hook in hooks:

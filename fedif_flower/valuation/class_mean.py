@@ -79,8 +79,8 @@ class ClassMean:
             return is_answered.float()
         by_class = self.class_weights.detach().to(targets.device)
         # An ignored target, such as -100, is no index: it is clamped, and its weight set to 0.
-        of_targets = by_class[targets.long().clamp(0, len(by_class) - 1)]
-        return of_targets.where(is_answered, torch.zeros_like(of_targets))
+        target_weights = by_class[targets.long().clamp(0, len(by_class) - 1)]
+        return target_weights.where(is_answered, torch.zeros_like(target_weights))
 
     def has_target(self, targets: Tensor) -> Tensor:
         """Return which examples have a target that is not ignored, whatever its class weighs."""

@@ -147,8 +147,8 @@ def _likeliest(logits: Tensor, labels: Tensor, transitions: Tensor) -> Tensor:
         for temperature in TEMPERATURES:
             # In logarithms, since the probability of a label may be too small for a float.
             log_probabilities = (setting / temperature).log_softmax(dim=1)
-            of_labels = (log_probabilities + transitions[:, labels].T.log()).logsumexp(dim=1)
-            likelihood = float(of_labels.sum())
+            log_p_of_labels = (log_probabilities + transitions[:, labels].T.log()).logsumexp(dim=1)
+            likelihood = float(log_p_of_labels.sum())
             if likelihood > best:
                 best = likelihood
                 likeliest = log_probabilities
@@ -164,8 +164,8 @@ def _towards_symmetric(counts: Tensor) -> Tensor:
     num_classes = len(counts)
     wrong = 1 - float(counts.diagonal().sum() / counts.sum())
     symmetric = _symmetric(wrong, num_classes)
-    of_class = counts.sum(dim=1, keepdim=True)
-    return (counts + PRIOR * symmetric) / (of_class + PRIOR)
+    class_counts = counts.sum(dim=1, keepdim=True)
+    return (counts + PRIOR * symmetric) / (class_counts + PRIOR)
 
 
 def _symmetric(wrong: float, num_classes: int) -> Tensor:

@@ -267,14 +267,15 @@ def _with_suspects(held_out: HeldOut, estimate: Profile, labels: Tensor, places:
     by class, if that is more. There are none if neither the loss is corrected nor labels may be
     confused.
     """
-    share = 0.0
+    most_wrong = held_out.confused  # As a share of the labels.
     if held_out.correction:
-        share = estimate.high
-    share = max(share, held_out.confused)
-    most = math.ceil(share * len(labels))
-    found_suspects = find_suspects(estimate.probabilities, labels.cpu(), most)
-    # The examples that do not count were left out: a suspect is named by its index among all.
-    suspects = [replace(suspect, index=int(places[suspect.index])) for suspect in found_suspects]
+        most_wrong = max(most_wrong, estimate.high)
+    most = math.ceil(most_wrong * len(labels))
+    suspects = []
+    for suspect in find_suspects(estimate.probabilities, labels.cpu(), most):
+        # The examples that do not count were left out: it is named by its index among all.
+        index = int(places[suspect.index])
+        suspects.append(replace(suspect, index=index))
     return replace(held_out, suspects=tuple(suspects))
 
 

@@ -59,7 +59,7 @@ class FlatModel:
             self.parameters = [named[name] for name in self.parameter_names]
             # Parameters and their gradients are views of two flat vectors: loading a model is one
             # copy, and a backward pass leaves the gradient [d] ready.
-            self.params = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+            self.params = torch.cat([value.detach().reshape(-1) for value in self.parameters])
         except Exception as error:
             raise ValuationError(f"the model cannot be copied: {error}") from error
         _let_cudnn_go_backward(self.module)

@@ -274,8 +274,8 @@ class ScoreLedger(CheckedFields):
         # More clients may have come since the number was set.
         num_clients = max(num_clients, num_seen)
         num_unseen = num_clients - num_seen
-        of_unseen = self.initial or total_of_seen / max(num_seen, 1)
-        total = total_of_seen + num_unseen * of_unseen
+        score_of_unseen = self.initial or total_of_seen / max(num_seen, 1)
+        total = total_of_seen + num_unseen * score_of_unseen
         if not total > 0.0 or not bool((participants > 0).any()):
             return _normalized(participants)
         if chance is None:

@@ -64,31 +64,31 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
     count, num_classes = logits.shape[1:]
     logits = logits.cpu().double()  # First to the CPU: not every device has float64.
     labels = labels.cpu()
-    of_label = _log_p_of_label(logits, labels)
+    log_p = _log_p_of_label(logits, labels)
     draws = torch.randint(count, (DRAWS, count), generator=generator)
     # [B, n]: how often each draw has each example.
     weights = torch.stack([draw.bincount(minlength=count) for draw in draws]).double()
 
     most = MOST_OF_RANGE * (num_classes - 1) / num_classes
-    shares = [share for share in GRID if share < most]
+    noises = [noise for noise in GRID if noise < most]
     heights = []
     places = []
     drawn_heights = []
-    for share in shares:
-        noise = torch.tensor(share, dtype=torch.float64)
-        likelihood = log_chance_of_label(of_label, noise, num_classes)  # [settings, n]
+    for grid_noise in noises:
+        noise = torch.tensor(grid_noise, dtype=torch.float64)
+        likelihood = log_chance_of_label(log_p, noise, num_classes)  # [settings, n]
         height, place = likelihood.sum(dim=1).max(dim=0)
         heights.append(float(height))
         places.append(int(place))
         drawn_heights.append((likelihood @ weights.T).max(dim=0).values)  # [B]
-    best = max(range(len(shares)), key=heights.__getitem__)
+    best = max(range(len(noises)), key=heights.__getitem__)
     drawn = torch.stack(drawn_heights).argmax(dim=0)  # [B]
-    of_draws = torch.tensor(shares, dtype=torch.float64)[drawn]
+    drawn_noises = torch.tensor(noises, dtype=torch.float64)[drawn]
     tails = torch.tensor([TAIL, QUARTER, 1 - TAIL], dtype=torch.float64)
-    low, lower_quartile, high = of_draws.quantile(tails).tolist()
+    low, lower_quartile, high = drawn_noises.quantile(tails).tolist()
     setting, temperature = divmod(places[best], len(TEMPERATURES))
     probabilities = (logits[setting] / TEMPERATURES[temperature]).softmax(dim=-1)
-    estimate = shares[best]
+    estimate = noises[best]
     return Profile(
         noise=estimate,
         low=min(low, estimate),

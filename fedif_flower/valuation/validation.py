@@ -316,8 +316,8 @@ class Validation(Passes):
             ("loss",),
         )
         gradients = parts[0]
-        for of_part in parts[1:]:
-            for gradient, more in zip(gradients, of_part, strict=True):
+        for part_gradients in parts[1:]:
+            for gradient, more in zip(gradients, part_gradients, strict=True):
                 gradient += more
         if not all(all_finite(gradient) for gradient in gradients):
             raise DivergedError("the validation gradient is not finite: the model has diverged")

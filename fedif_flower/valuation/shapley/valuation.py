@@ -58,8 +58,8 @@ def coalition_means(client_values: Tensor, masks: Tensor, global_values: Tensor)
     """
     members = masks.to(client_values)  # [c, m]
     size = members.sum(dim=1, keepdim=True)  # [c, 1]
-    shares = members / size.clamp_min(1)
-    means: Tensor = torch.tensordot(shares, client_values, dims=1)  # [c, ...]
+    weights = members / size.clamp_min(1)
+    means: Tensor = torch.tensordot(weights, client_values, dims=1)  # [c, ...]
     means[size[:, 0] == 0] = global_values
     return means
 
