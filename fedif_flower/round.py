@@ -95,7 +95,7 @@ class RoundUpdates:
     server_round : int
         The round t, from 1.
     seed : int
-        The run's seed; see :meth:`generator`.
+        The strategy's seed; see :meth:`generator`.
     client_ids : tuple of int
         The m clients' lasting ids, under which scores are kept over rounds.
     num_examples : Tensor
@@ -260,7 +260,7 @@ class RoundUpdates:
         return torch.ones(self.num_clients, dtype=torch.float64)
 
     def generator(self, purpose: str) -> torch.Generator:
-        """Return a CPU generator for one purpose in this round, derived from the run's seed."""
+        """Return a CPU generator for one purpose in this round, by the strategy's seed."""
         return torch_generator(purpose, self.seed, self.server_round)
 
     @property

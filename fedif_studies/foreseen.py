@@ -156,11 +156,11 @@ def flame(seed: int, server_round: int, *, foreseen: bool) -> float:
         lies = lies - noise
     updates = sent.with_lies(lies)
     aggregation = Flame()(updates)
-    noise = aggregation.noise
-    assert noise is not None
+    added = aggregation.noise
+    assert added is not None
     weights = aggregation.weights.to(updates.client_updates)
     by_lies = weights[:LIARS] @ (lies - sent.updates[:LIARS])
-    return -float(by_lies @ noise) / float(noise @ noise)
+    return -float(by_lies @ added) / float(added @ added)
 
 
 def bucketing(_seed: int, server_round: int, *, foreseen: bool) -> float:
@@ -215,7 +215,8 @@ def orders(_seed: int, server_round: int, *, foreseen: bool) -> float:
         is_useful[liar] = 1
 
         def learned(masks: Tensor, is_useful: Tensor = is_useful) -> Tensor:
-            return 1 - 0.7 ** (masks.double() @ is_useful)
+            worths: Tensor = 1 - 0.7 ** (masks.double() @ is_useful)
+            return worths
 
         value = float(marginal_contributions(learned, permutations)[:, liar].mean())
         gains.append(value / exact - 1)
@@ -237,7 +238,7 @@ WORDS = {
     "sign-guard": "part of the step that `sign-guard` loses",
     "flame": "part of the noise of `flame` that is gone",
     "bucketing": "share of groups with a liar",
-    "clients": "share of liars in a round, who are a fifth of all",
+    "clients": "share of liars among the drawn, where a fifth of all are liars",
     "orders": "gain in Shapley value by random orders",
 }
 
@@ -258,8 +259,11 @@ def table() -> ResultTable:
     """Return a table of the figures."""
     lines = []
     for row in read_rows(CSV):
-        figures = [f"{float(row[column]):.0%}" for column in ("not foreseen", "foreseen")]
-        lines.append([WORDS[row["draw"]], *figures])
+        line = [WORDS[row["draw"]]]
+        for column in ("not foreseen", "foreseen"):
+            rounded = round(float(row[column]), 2) + 0.0  # Not "-0%".
+            line.append(f"{rounded:.0%}")
+        lines.append(line)
     heading = ["figure", "draws not foreseen", "draws foreseen"]
     return ResultTable("What liars gain by foreseeing draws", heading, lines, num_labels=1)
 

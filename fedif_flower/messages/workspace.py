@@ -258,7 +258,7 @@ class Workspace:
         device : torch.device
             The device on which the round is weighed.
         seed : int
-            The run's seed, for rules that draw at random.
+            The strategy's seed, for rules that draw at random.
         """
         m = len(accepted)
         bound_by_spread(self.buffer_updates[:m])

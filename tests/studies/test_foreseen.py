@@ -6,6 +6,7 @@ import pytest
 
 from fedif_studies import foreseen
 from fedif_studies.foreseen import bucketing, clients, dnc, flame, orders
+from tests.test_docs_names import DOCS
 
 
 def test_liars_who_foresee_the_coordinates_of_dnc_take_a_part_of_the_step():
@@ -23,6 +24,11 @@ def test_liars_who_foresee_the_draw_choose_who_of_them_is_online():
 
 def test_nobody_who_sends_no_noise_takes_any_away():
     assert flame(0, 1, foreseen=False) == 0.0
+
+
+def test_the_page_on_rules_has_the_rows():
+    page = (DOCS / "methods" / "robust-rules.md").read_text()
+    assert "\n".join(foreseen.table().to_markdown()) in page
 
 
 def test_a_row_has_the_means_of_the_rounds(monkeypatch):
