@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.aggregators.clipping import usual_length
 from fedif_flower.errors import ValuationError, require
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
@@ -18,6 +19,7 @@ from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.validation import Validation
 
 HALVINGS = 4  # The shares of the step that are tried: 1/2, 1/4, 1/8 and 1/16.
+_LEAST_SHARE = 0.5**HALVINGS
 DESCENT_STEPS = 4
 
 # The remark at the end of a run says that the loss fell if it fell by more than this share of the
@@ -42,8 +44,10 @@ class LossBound(Stage):
     - a step by other weights. Four steps of influence descent (see
       :func:`~fedif_flower.valuation.descent.descend_weights`) lead to them. The descent begins
       with the mean of the strategy's own weights and the clients' shares of the examples, and its
-      result is scaled to the sum of the strategy's own weights. There is no such step if updates
-      are hidden from the server, or if a weight is negative.
+      result is scaled to the sum of the strategy's own weights. Updates shorter than a sixteenth of
+      the usual length have no part in it: where all others raise the loss, a client that sends the
+      model back would get all the weight, and the model would stay where it is. There is no such
+      step if updates are hidden from the server, or if a weight is negative.
 
     While the loss of the model before the step is not finite, each step is taken as it is: there is
     no loss to keep. The bound never leaves the model where it was. The reason is that honest
@@ -250,8 +254,20 @@ def _reweighted(validation: Validation, proposal: Proposal, steps: int) -> Tenso
     shares = weights / total  # [m], sum to 1.
     shares_of_examples = examples / examples.sum()  # [m]
     start = (shares + shares_of_examples) / 2
+    start = start.where(_move_the_model(updates).to(start.device), 0.0)
+    if not bool(start.any()):
+        return None
     try:
         descent = descend_round(updates, validation, start, steps=steps)
     except ValuationError:  # No weights lead to a finite loss.
         return None
     return total * descent.weights.to(weights) * updates.shortening
+
+
+def _move_the_model(updates: RoundUpdates) -> Tensor:
+    """Return which updates are no shorter than the least share of the usual length: ``[m]`` bool.
+
+    An update of 0 never is. Lengths are those that the stages have left.
+    """
+    lengths = updates.squared_norms.cpu().sqrt() * updates.shortening  # [m]
+    return (lengths > 0) & (lengths >= _LEAST_SHARE * usual_length(lengths))

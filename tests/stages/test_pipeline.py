@@ -264,6 +264,23 @@ def test_other_weights_have_the_sum_of_the_strategy_s_own():
     assert step.coefficients.tolist() == pytest.approx([0.0, 2.0], abs=1e-3)
 
 
+@pytest.mark.parametrize("shortest", [0.0, -1e-6, 0.25 - 1e-3])
+def test_who_sends_the_model_back_does_not_hold_it_where_it_is(shortest):
+    """Of three members two go uphill by 4: all weight on the third would leave the model at 0."""
+    whole = (-8.0 + shortest) / 3
+    there = led_to(Stages([LossBound(held_out())]), 0.0, -4.0, -4.0, shortest)
+    assert there == pytest.approx(whole / 16)
+
+
+def test_who_sends_more_than_a_sixteenth_of_the_usual_length_may_be_all_that_helps():
+    """The usual length is 4. All weight on the third leads to 0.26, downhill."""
+    assert led_to(Stages([LossBound(held_out())]), 0.0, -4.0, -4.0, 0.26) == pytest.approx(0.26)
+
+
+def test_where_nobody_moves_the_model_there_are_no_other_weights():
+    assert led_to(Stages([LossBound(held_out())]), 0.0, 0.0, 0.0) == 0.0
+
+
 def test_other_weights_are_those_of_updates_as_they_were_shortened():
     """The third alone helps; it counts as 4, twice the usual length. Whole, 8 is too far."""
     assert 2.0 < led_to(bounds(), 0.0, -2.0, -2.0, 8.0, weights=[0.5, 0.5, 0.0]) <= 4.0
