@@ -29,11 +29,11 @@ from torch import Tensor
 from fedif_flower.errors import CheckpointError, StorageError
 from fedif_flower.run.folder import file_of_round, files_of_rounds
 from fedif_flower.run.kept_values import unreadable_in
+from fedif_flower.settings import AUTO
 from fedif_flower.storage import remove_leftovers, write_atomically, writing
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
 KEPT = 2  # If the last checkpoint is damaged, the run can be resumed from the one before.
 JOURNAL = "records.jsonl"
 _MAGIC = b"fedif-flower checkpoint 4 sha256 "  # 4 is the version of the format.

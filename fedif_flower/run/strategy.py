@@ -14,7 +14,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.nodes import identify_clients
-from fedif_flower.server.setup import BaseArguments, Setup
+from fedif_flower.server.setup import DEFAULTS, BaseArguments, Setup
 from fedif_flower.strategies.config import configured_stages
 from fedif_flower.strategies.fedprox import FedProx
 from fedif_flower.strategies.registry import StrategyParts, build_named
@@ -28,8 +28,6 @@ SAME_NAMES = (
     "max_paused_turns",
     "max_examples_ratio",
 )
-# The most examples that a reply may claim, if the task does not say how many there are.
-MOST_EXAMPLES = 10_000_000
 
 
 def build_strategy(
@@ -90,7 +88,7 @@ def _setup(loaded: LoadedTask, of_parts: Mapping[str, Any]) -> Setup:
     return Setup(
         trainable_keys=loaded.validation.parameter_names,
         tied_keys=loaded.validation.tied_names,
-        max_num_examples=loaded.task.num_train or MOST_EXAMPLES,
+        max_num_examples=loaded.task.num_train or DEFAULTS.max_num_examples,
         pace=config.pace.pace(),
         local_method=build_local_method(config, loaded.task, config.seed),
         identify=identify_clients,

@@ -29,6 +29,7 @@ from fedif_flower.errors import (
 )
 from fedif_flower.intake.build import build_intake
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.metrics import (
     AverageMetrics,
     MetricsAggregation,
@@ -293,7 +294,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         members = self._draw_members(present, server_round, awaits_none=not earlier)
         self._closing = self._close_when_answered(len(members), earlier, grid)
         self.prepare(received.params, self.model.named_buffers)
-        config["server-round"] = server_round
+        config[ROUND_KEY] = server_round
         self.intake.open(server_round, members, config)
         current = self._open_round(server_round, present, members, earlier, grid)
         for callback in self.callbacks:

@@ -16,6 +16,7 @@ from flwr.serverapp.strategy import FedAvg, Result
 from fedif_flower.errors import ConfigError, TrainingFailedError, ValuationError, with_place
 from fedif_flower.intake.intake import Intake
 from fedif_flower.messages.client_node import ClientNode
+from fedif_flower.messages.instructions import ROUND_KEY
 from fedif_flower.messages.metrics import ReplyLimits, aggregate_metrics, screen_evaluations
 from fedif_flower.messages.screened_grid import screened
 from fedif_flower.server.arguments import require_start
@@ -542,7 +543,7 @@ class RunningStrategy(FedAvg):
             at_work=self._still_training(server_round),
             seed=self.seed,
         )
-        config["server-round"] = server_round
+        config[ROUND_KEY] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return [Message(record, node_id, MessageType.EVALUATE) for node_id in self._evaluators]
 
