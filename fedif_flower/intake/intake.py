@@ -19,7 +19,7 @@ from fedif_flower.messages.layout import ParameterLayout
 from fedif_flower.messages.metrics import ReplyLimits
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screening import Look, Screening, screen_replies
-from fedif_flower.messages.workspace import AcceptedReply, Arrive, Asked, Workspace
+from fedif_flower.messages.workspace import AcceptedReply, Arrive, Question, Workspace
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 from fedif_flower.stages import Stages
 
@@ -179,7 +179,7 @@ class Intake:
             keeps_models=self.host.chooses_one,
         )
 
-    def outstanding(self, server_round: int) -> Mapping[int, Asked]:  # noqa: ARG002
+    def outstanding(self, server_round: int) -> Mapping[int, Question]:  # noqa: ARG002
         """Return the unanswered questions of earlier rounds whose replies still count, by node."""
         return {}
 
@@ -202,7 +202,7 @@ class Intake:
         self,
         server_round: int,
         replies: Iterable[Message],
-        asked: Mapping[int, Asked],
+        asked: Mapping[int, Question],
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:
@@ -214,7 +214,7 @@ class Intake:
             The round.
         replies : iterable of Message
             The replies; an iterator may wait for those that have not come yet.
-        asked : mapping of int to Asked
+        asked : mapping of int to Question
             By node id, the question to each client whose reply counts.
         closing : Closing
             Says when the round stops waiting; it is told of each usable reply.
@@ -233,7 +233,7 @@ class Intake:
         )
 
     def _announced(
-        self, server_round: int, replies: Iterable[Message], asked: Mapping[int, Asked]
+        self, server_round: int, replies: Iterable[Message], asked: Mapping[int, Question]
     ) -> Iterator[Message]:
         """Yield replies as they come, and call the listeners before and at each.
 
@@ -328,7 +328,7 @@ class IntakeAround(Intake):
         """The rows for the members' updates, which the innermost intake keeps."""
         return self.inner.workspace
 
-    def outstanding(self, server_round: int) -> Mapping[int, Asked]:
+    def outstanding(self, server_round: int) -> Mapping[int, Question]:
         """Return the unanswered questions of earlier rounds whose replies still count, by node."""
         return self.inner.outstanding(server_round)
 
@@ -350,7 +350,7 @@ class IntakeAround(Intake):
         self,
         server_round: int,
         replies: Iterable[Message],
-        asked: Mapping[int, Asked],
+        asked: Mapping[int, Question],
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:

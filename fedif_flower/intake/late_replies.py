@@ -15,7 +15,7 @@ from fedif_flower.intake.pace import Pace
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
 from fedif_flower.messages.screening import Screening
-from fedif_flower.messages.workspace import Arrive, Asked
+from fedif_flower.messages.workspace import Arrive, Question
 
 
 class LateReplies(IntakeAround):
@@ -32,7 +32,7 @@ class LateReplies(IntakeAround):
     def __init__(self, inner: Intake, pace: Pace) -> None:
         super().__init__(inner)
         self._pace = pace
-        self._missing: dict[int, Asked] = {}  # By node id, the questions not answered yet.
+        self._missing: dict[int, Question] = {}  # By node id, the questions not answered yet.
 
     def require(self, host: Any, grid: Grid, initial_arrays: ArrayRecord) -> None:
         """Raise ConfigError if late replies cannot come in this grid, or cannot be used."""
@@ -54,7 +54,7 @@ class LateReplies(IntakeAround):
         self._missing = {}
         super().begin(host)
 
-    def outstanding(self, server_round: int) -> Mapping[int, Asked]:
+    def outstanding(self, server_round: int) -> Mapping[int, Question]:
         """Return the unanswered questions of earlier rounds whose replies still count, by node.
 
         Each has the factor by which a reply in this round is multiplied, and the buffers with which
@@ -69,7 +69,7 @@ class LateReplies(IntakeAround):
             if question.server_round >= oldest
         }
         buffers = self.host.model.vectors.buffers
-        discounted: dict[int, Asked] = {}
+        discounted: dict[int, Question] = {}
         for node_id, question in self._missing.items():
             rounds_late = server_round - question.server_round
             factor = self._pace.staleness(rounds_late)
@@ -89,7 +89,7 @@ class LateReplies(IntakeAround):
         self,
         server_round: int,
         replies: Iterable[Message],
-        asked: Mapping[int, Asked],
+        asked: Mapping[int, Question],
         closing: Closing,
         arrive: Arrive | None,
     ) -> Screening:

@@ -21,7 +21,7 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED, Closing
 from fedif_flower.messages.text import printable, reason_of
-from fedif_flower.messages.workspace import AcceptedReply, Arrive, Asked, Workspace
+from fedif_flower.messages.workspace import AcceptedReply, Arrive, Question, Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class Screening:
 
 def screen_replies(
     replies: Iterable[Message],
-    asked: Mapping[int, Asked],
+    asked: Mapping[int, Question],
     workspace: Workspace,
     limits: ReplyLimits,
     *,
@@ -85,7 +85,7 @@ def screen_replies(
     ----------
     replies : iterable of Message
         The replies in any order; the iterable may wait for replies that have not come yet.
-    asked : mapping of int to Asked
+    asked : mapping of int to Question
         The members whose replies count in this round, by node id.
     workspace : Workspace
         Takes the updates: in the end row k holds the update of accepted reply k.
@@ -158,7 +158,7 @@ class _ReplyDesk:
 
     def __init__(
         self,
-        asked: Mapping[int, Asked],
+        asked: Mapping[int, Question],
         workspace: Workspace,
         limits: ReplyLimits,
         arrive: Arrive | None,
@@ -197,7 +197,7 @@ class _ReplyDesk:
             return True
         return False
 
-    def _read(self, reply: Message, question: Asked) -> AcceptedReply:
+    def _read(self, reply: Message, question: Question) -> AcceptedReply:
         """Screen a member's reply, and write its update into the member's row.
 
         Raises
@@ -243,12 +243,12 @@ class _ReplyDesk:
 
 
 def _discount(
-    reply: AcceptedReply, question: Asked, workspace: Workspace, row: int
+    reply: AcceptedReply, question: Question, workspace: Workspace, row: int
 ) -> AcceptedReply:
     """Shorten a late reply's update in its row by its factor; return the reply with a note."""
     workspace.updates[row].mul_(question.factor)
     buffer_update = workspace.buffer_updates[row]  # [b]
-    # Measure the change of buffers from other buffers than those sent, see Asked.buffers.
+    # Measure the change of buffers from other buffers than those sent, see Question.buffers.
     if question.buffers is not None:
         buffer_update.add_(question.received.buffers - question.buffers)
     buffer_update.mul_(question.factor)

@@ -63,7 +63,7 @@ class AcceptedReply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """What a member was asked, in this round or in an earlier one.
 
     Attributes

@@ -38,7 +38,7 @@ from fedif_flower.messages.metrics import (
 )
 from fedif_flower.messages.polling_grid import Closing
 from fedif_flower.messages.screened_grid import ScreenedGrid
-from fedif_flower.messages.workspace import Asked
+from fedif_flower.messages.workspace import Question
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
@@ -400,7 +400,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             return ()
         return self.current.members
 
-    def _call_roster(self, server_round: int, earlier: Mapping[int, Asked], grid: Grid) -> Present:
+    def _call_roster(
+        self, server_round: int, earlier: Mapping[int, Question], grid: Grid
+    ) -> Present:
         """Wait for enough nodes, and return those online and those that may be drawn.
 
         ``earlier`` are the unanswered questions of earlier rounds, by node.
@@ -499,7 +501,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         return sample_clients(nodes, size, generator, probabilities)
 
     def _close_when_answered(
-        self, num_members: int, earlier: Mapping[int, Asked], grid: Grid
+        self, num_members: int, earlier: Mapping[int, Question], grid: Grid
     ) -> Closing:
         """Return when the round stops waiting for replies, and tell the grid."""
         closing = self._patience.closing(num_members, earlier)
@@ -515,7 +517,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         server_round: int,
         present: Present,
         members: Sequence[ClientNode],
-        earlier: Mapping[int, Asked],
+        earlier: Mapping[int, Question],
         grid: Grid,
     ) -> Round:
         """Begin the round's record; ``earlier`` are unanswered questions of earlier rounds."""

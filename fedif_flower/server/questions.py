@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from fedif_flower.intake.pace import Pace
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.polling_grid import Closing
-from fedif_flower.messages.workspace import Asked
+from fedif_flower.messages.workspace import Question
 from fedif_flower.round import ModelVectors
 from fedif_flower.server.record import Round
 
@@ -34,14 +34,14 @@ class Patience:
         self._pace = pace
         self._has_warned = False
 
-    def closing(self, num_members: int, earlier: Mapping[int, Asked]) -> Closing:
+    def closing(self, num_members: int, earlier: Mapping[int, Question]) -> Closing:
         """Return when a round stops waiting for replies.
 
         Parameters
         ----------
         num_members : int
             How many members the round asks.
-        earlier : mapping of int to Asked
+        earlier : mapping of int to Question
             The unanswered questions of earlier rounds whose replies still count, by node.
         """
         quorum = self._pace.quorum
@@ -57,7 +57,7 @@ class Patience:
         return self._pace.closing(num_members, earlier)
 
 
-def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Asked]) -> None:
+def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Question]) -> None:
     """Note in a round's record which members are asked, with which model, and when.
 
     Parameters
@@ -66,12 +66,13 @@ def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Ask
         The round, with its members.
     sent : ModelVectors
         The model that the members are sent.
-    earlier : mapping of int to Asked
+    earlier : mapping of int to Question
         The unanswered questions of earlier rounds whose replies still count, by node.
     """
     current.asked_at = time.perf_counter()
     questions = {
-        node.node_id: Asked(node, sent, current.asked_at, current.round) for node in current.members
+        node.node_id: Question(node, sent, current.asked_at, current.round)
+        for node in current.members
     }
     current.asked = {**questions, **earlier}
 

@@ -23,7 +23,7 @@ from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.metrics import TRAIN_LOSS, TRAIN_SECONDS, scalar
 from fedif_flower.messages.screening import RefusedReply, ReplyStatus
 from fedif_flower.messages.text import printable
-from fedif_flower.messages.workspace import AcceptedReply, Asked
+from fedif_flower.messages.workspace import AcceptedReply, Question
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Round:
         barred, unless too few others are left.
     grid : Grid, optional
         The connection to the nodes.
-    asked : mapping of int to Asked
+    asked : mapping of int to Question
         By node id, the question to each client whose reply counts, of this round or an earlier one.
     asked_at : float
         When this round's members were asked, by ``time.perf_counter``.
@@ -219,7 +219,7 @@ class Round:
     paused: Collection[int] = ()
     candidates: Collection[ClientNode] = ()
     grid: Grid | None = None
-    asked: Mapping[int, Asked] = field(default_factory=dict)
+    asked: Mapping[int, Question] = field(default_factory=dict)
     asked_at: float = 0.0
     # What came back.
     accepted: Sequence[AcceptedReply] = ()

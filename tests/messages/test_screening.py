@@ -19,7 +19,7 @@ from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.messages.polling_grid import REGISTRATION_ENDED
 from fedif_flower.messages.screened_grid import SPARE_BYTES, ScreenedGrid
 from fedif_flower.messages.screening import Screening, screen_replies
-from fedif_flower.messages.workspace import Asked, Workspace
+from fedif_flower.messages.workspace import Question, Workspace
 from fedif_flower.round import ModelVectors
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.server.hostile import Clients, step_reply
@@ -55,15 +55,15 @@ def screen(
     """Screen the replies of round 3, in which those asked were asked, and one in round 1."""
     workspace = Workspace(LAYOUT, has_vector=has_vector)
     limits = ReplyLimits("num-examples", 1e6)
-    now = {i: Asked(node, MODEL, at, 3) for i, node in asked.items()}
+    now = {i: Question(node, MODEL, at, 3) for i, node in asked.items()}
     everybody = now | (late or {})
     found = screen_replies(replies, everybody, workspace, limits, server_round=3)
     return found, workspace
 
 
-def late(at: float = -math.inf) -> dict[int, Asked]:
+def late(at: float = -math.inf) -> dict[int, Question]:
     """Return that node 2 was sent a model of ones two rounds ago, and counts for half."""
-    return {2: Asked(NODES[2], ModelVectors(torch.ones(2), torch.ones(1)), at, 1, 0.5)}
+    return {2: Question(NODES[2], ModelVectors(torch.ones(2), torch.ones(1)), at, 1, 0.5)}
 
 
 def test_rows_are_those_of_the_accepted_in_the_order_of_partitions():
