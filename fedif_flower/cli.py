@@ -19,8 +19,8 @@ from rich.markup import escape
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import one_line
+from fedif_flower.new_app import DEFAULT, KINDS, write_app
 from fedif_flower.run.logs import show_logs
-from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

@@ -37,7 +37,7 @@ from fedif_flower.settings import Scalar
 from fedif_flower.tables import ResultTable
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.examination import vet
-from fedif_flower.valuation.parts import block_validations, block_weights
+from fedif_flower.valuation.subsets import block_validations, block_weights
 from fedif_studies.audit.federation import STRATEGIES, AuditStep, federate
 from fedif_studies.audit.members import AuditTask
 from fedif_studies.audit.valuations import path, summed

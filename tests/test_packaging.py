@@ -22,7 +22,7 @@ from fedif_consortium import extra as extra_of_consortium
 from fedif_consortium.parts import server_parts
 from fedif_flower.run import provenance
 from fedif_flower.run.config import RunConfig
-from fedif_flower.run.modules import modules_of
+from fedif_flower.run.outside_code import modules_of
 from fedif_flower.run.provenance import package_hash
 
 PROJECT = Path(__file__).parents[1]

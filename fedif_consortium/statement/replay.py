@@ -35,7 +35,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.correction import with_recorded_noise
 from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.loaded_task import LoadedTask, load_task, tensors_in
-from fedif_flower.run.modules import hashes_here
+from fedif_flower.run.outside_code import hashes_here
 from fedif_flower.run.own_sections import CreditSettings, ValidationSettings
 from fedif_flower.run.provenance import MODULES, code_hash, data_hash
 from fedif_flower.run.record_files import Table

@@ -28,7 +28,7 @@ from fedif_flower.server.rule import claim, require_own
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.summary import shown_setting
 from fedif_flower.valuation.parallel import LossAndGradient
-from fedif_flower.valuation.parts import block_validations, block_weights, class_validations
+from fedif_flower.valuation.subsets import block_validations, block_weights, class_validations
 from fedif_flower.valuation.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class PathAttribution(Callback):
         backward pass over each class's examples at each node of the rule.
     blocks : int
         The number of blocks of examples, >= 2, by which each contribution is split; intervals
-        follow from the split (see :func:`~fedif_flower.valuation.parts.block_validations`). 0: do
+        follow from the split (see :func:`~fedif_flower.valuation.subsets.block_validations`). 0: do
         not split. With fewer than 20 examples there are no blocks, whatever the number. The pass
         over the examples in the middle of the step gives the split as well as the rule's gradient
         there; a rule without a node in the middle needs one pass more. Rounds with masked updates

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedif_flower.attribution.descent import StepDescent
+from fedif_flower.attribution.descent_bound import StepDescent
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedif_flower.attribution.carried import CarriedUpdates, MemberKey
 from fedif_flower.attribution.credit import credited
-from fedif_flower.attribution.descent import StepDescent, descent_of
+from fedif_flower.attribution.descent_bound import StepDescent, descent_of
 from fedif_flower.attribution.figures import Figures, FiguresByLoss
 from fedif_flower.attribution.noise_ends import NoiseEnds
 from fedif_flower.attribution.path import (
@@ -34,7 +34,7 @@ from fedif_flower.errors import FedIFError, with_place
 from fedif_flower.messages.text import printable
 from fedif_flower.round import BufferNames, ModelVectors, UnseenUpdates
 from fedif_flower.valuation.parallel import LossAndGradient
-from fedif_flower.valuation.parts import block_weights
+from fedif_flower.valuation.subsets import block_weights
 from fedif_flower.valuation.validation import Validation
 
 _MIDDLE = 0.5  # The node of a quadrature rule in the middle of the step.

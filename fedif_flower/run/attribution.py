@@ -28,7 +28,7 @@ from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import RunningStrategy
-from fedif_flower.valuation.parts import BLOCKS
+from fedif_flower.valuation.subsets import BLOCKS
 
 NAME = "attribution"  # The attribution's name in checkpoints.
 QUARANTINE = "quarantine"  # The quarantine's name in checkpoints.

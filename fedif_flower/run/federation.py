@@ -22,7 +22,7 @@ from fedif_flower.run.figures import troubles
 from fedif_flower.run.folder import RunFolder, hold_directory
 from fedif_flower.run.loaded_task import LoadedTask, load_task
 from fedif_flower.run.logs import about
-from fedif_flower.run.modules import modules_of
+from fedif_flower.run.outside_code import modules_of
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.run.parts import run_parts
 from fedif_flower.run.preflight import (

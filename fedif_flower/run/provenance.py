@@ -24,7 +24,7 @@ RUN_ID = "run_id"  # A random id, which a resumed run keeps.
 PACKAGE = Path(__file__).resolve().parents[1]
 # Files that are not hashed, since an app's bundle leaves them out: a server that was sent a bundle
 # is to have the same hash as one that runs in a checkout.
-_NOT_IN_BUNDLES = ("cli.py", "listing.py", "run/reference.py", "runtime", "scaffold.py")
+_NOT_IN_BUNDLES = ("cli.py", "listing.py", "run/reference.py", "runtime", "new_app.py")
 
 
 def package_version() -> str:
@@ -47,8 +47,8 @@ def origin(
     validation : iterable of Tensor
         The tensors of the held-out set; none: the run has no such set.
     modules : mapping of str to str
-        The modules outside this package, as :func:`~fedif_flower.run.modules.modules_of` returns
-        them.
+        The modules outside this package, as
+        :func:`~fedif_flower.run.outside_code.modules_of` returns them.
     """
     return {
         "settings_sha256": settings,

@@ -33,7 +33,7 @@ from fedif_flower.run.folder import (
 )
 from fedif_flower.run.known_settings import known_settings, tensors_of_validation
 from fedif_flower.run.machine import describe_machine
-from fedif_flower.run.modules import modules_behind
+from fedif_flower.run.outside_code import modules_behind
 from fedif_flower.run.presence import Change, RollCall
 from fedif_flower.run.provenance import origin
 from fedif_flower.run.record_files import Table

@@ -44,7 +44,6 @@ from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
 from fedif_flower.server.drawing import number_drawn, require_nodes
 from fedif_flower.server.failures import MemberFailures
-from fedif_flower.server.memory import RoundMemory
 from fedif_flower.server.model import (
     GlobalModel,
     OutOfRangeError,
@@ -63,6 +62,7 @@ from fedif_flower.server.older_api import MessageApiOnly
 from fedif_flower.server.questions import Patience, note_questions, training_messages
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
+from fedif_flower.server.round_memory import RoundMemory
 from fedif_flower.server.rule import Stateful, claim, require_answer, require_own, take_step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.server.setup import (

@@ -21,7 +21,7 @@ from fedif_flower.strategies.scored import bounds, warn_of_zeros
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.descent import descend_round
 from fedif_flower.valuation.ledger import Gamma, ScoreLedger
-from fedif_flower.valuation.parts import missing_classes
+from fedif_flower.valuation.subsets import missing_classes
 
 # With fewer validation examples a warning is logged (see docs/methods/influence-descent.md).
 ENOUGH_EXAMPLES = 100

@@ -30,7 +30,7 @@ from fedif_flower.valuation.examples import input_digests, labelled_examples
 from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import RARE, HeldOut
 from fedif_flower.valuation.noise_profile import Profile, find_suspects, profile
-from fedif_flower.valuation.parts import count_answers
+from fedif_flower.valuation.subsets import count_answers
 from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.

@@ -16,7 +16,7 @@ from fedif_flower.tasks.rows import count_rows, join, num_rows, take_rows
 from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
-from fedif_flower.valuation.parts import draw_batches
+from fedif_flower.valuation.subsets import draw_batches
 
 _MOST = 64  # The most examples on which a function is tried.
 _ROUNDINGS = 1000  # Tolerance in roundings (eps): a sum over so few examples is off by much less.

@@ -29,7 +29,7 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 from fedif_flower.valuation.objective import corrected_objective, objective_of
 from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
-from fedif_flower.valuation.parts import draw_batches
+from fedif_flower.valuation.subsets import draw_batches
 from fedif_flower.valuation.trial import try_batches
 
 logger = logging.getLogger(__name__)
@@ -405,7 +405,7 @@ class Validation(Passes):
             How many examples, >= 1. If D' has no more, if its batches cannot be divided, or if no
             target counts in the part, this validation itself is returned.
         generator : torch.Generator
-            Draws the part, on the CPU; see :func:`~fedif_flower.valuation.parts.draw_rows`.
+            Draws the part, on the CPU; see :func:`~fedif_flower.valuation.subsets.draw_rows`.
         """
         batches = [batch.content for batch in self.batches]
         if (contents := draw_batches(batches, count, generator)) is None:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from fedif_flower.attacks import ATTACKS as REGISTERED_ATTACKS
 from fedif_flower.errors import ConfigError
 from fedif_flower.registry import Registry
-from fedif_flower.run.modules import modules_behind
+from fedif_flower.run.outside_code import modules_behind
 from fedif_flower.run.provenance import modules_hash
 from fedif_flower.settings import Scalar
 from fedif_flower.strategies.registry import STRATEGIES

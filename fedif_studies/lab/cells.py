@@ -12,7 +12,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import why_nobody_attacks
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.loaded_task import fingerprint
-from fedif_flower.run.modules import modules_of
+from fedif_flower.run.outside_code import modules_of
 from fedif_flower.run.own_sections import CreditSettings, UpdatesSettings
 from fedif_flower.run.provenance import CODE, code_hash, modules_hash
 from fedif_flower.run.record_files import JsonFile

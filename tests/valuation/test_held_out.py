@@ -23,7 +23,7 @@ from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 from fedif_flower.valuation.noise_profile import Suspect, find_suspects, profile
-from fedif_flower.valuation.parts import missing_classes
+from fedif_flower.valuation.subsets import missing_classes
 
 COUNT = 120
 

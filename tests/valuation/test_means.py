@@ -20,8 +20,8 @@ from fedif_flower.valuation import Validation
 from fedif_flower.valuation.class_mean import BatchSize, ClassMean, class_mean
 from fedif_flower.valuation.objective import are_right
 from fedif_flower.valuation.parallel import LossAndGradient, SharedGradients
-from fedif_flower.valuation.parts import missing_classes
 from fedif_flower.valuation.shapley.valuation import RoundGame
+from fedif_flower.valuation.subsets import missing_classes
 from tests.rounds import a_round
 from tests.tolerance import rounding
 from tests.valuation.models import build, whole

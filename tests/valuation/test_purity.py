@@ -22,9 +22,9 @@ from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.strategies import Setup
 from fedif_flower.tasks.modules import random_state
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.parts import missing_classes
 from fedif_flower.valuation.shapley.exact import all_coalitions
 from fedif_flower.valuation.shapley.valuation import RoundGame
+from fedif_flower.valuation.subsets import missing_classes
 from tests.rounds import a_round
 from tests.valuation.models import build
 

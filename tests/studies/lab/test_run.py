@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.modules import hashes_here
+from fedif_flower.run.outside_code import hashes_here
 from fedif_flower.run.rows import read_rows
 from fedif_flower.server.record import Round
 from fedif_studies import rows as rows_of

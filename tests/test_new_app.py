@@ -18,11 +18,11 @@ from flwr.common.config import flatten_dict
 from flwr.serverapp import ServerApp
 
 from fedif_consortium.parts import server_parts
-from fedif_flower import load, scaffold
+from fedif_flower import load, new_app
 from fedif_flower.devices import torch_threads
 from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.new_app import DEFAULT, KINDS, write_app
 from fedif_flower.run.config import RunConfig
-from fedif_flower.scaffold import DEFAULT, KINDS, write_app
 from fedif_flower.tasks.task import Task
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -109,7 +109,7 @@ def test_all_files_are_written_or_none(is_there, tmp_path, monkeypatch):
         path.write_text(text)
 
     with monkeypatch.context() as patch:
-        patch.setattr(scaffold, "write_atomically", full)
+        patch.setattr(new_app, "write_atomically", full)
         with pytest.raises(StorageError, match="no space left"):
             write_app(folder)
     assert set(tmp_path.rglob("*")) == before

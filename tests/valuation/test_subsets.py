@@ -22,7 +22,7 @@ from fedif_flower.attribution.intervals import (
 )
 from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.rows import first_two, join, take_of_all
-from fedif_flower.valuation.parts import (
+from fedif_flower.valuation.subsets import (
     block_validations,
     class_validations,
     draw_batches,

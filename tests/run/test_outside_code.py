@@ -16,7 +16,7 @@ from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.federation import run_federation
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.modules import hashes_here, modules_behind, modules_of
+from fedif_flower.run.outside_code import hashes_here, modules_behind, modules_of
 from fedif_flower.run.provenance import code_hash
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.local_run import run_locally
