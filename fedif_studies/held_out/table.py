@@ -20,7 +20,7 @@ from fedif_studies.held_out.labels import KINDS, SYMMETRIC, WHOLE
 from fedif_studies.lab.table import Column, grouped, table_of
 from fedif_studies.rows import Row
 
-_TAKEN = (*TREATMENTS, BY_CLASS, TRUE_CHANCES)
+_ALL_TREATMENTS = (*TREATMENTS, BY_CLASS, TRUE_CHANCES)  # In the order of the lines.
 _FEDERATION = ("data", "attack", "strategy", "examples", "seed")
 Runs = Sequence[Row]
 """Rows of cells that differ in their seeds alone."""
@@ -101,7 +101,7 @@ def _line_key(row: Row) -> tuple[Any, ...]:
         row["strategy"],
         int(row["examples"]),
         float(row["wrong"]),
-        _TAKEN.index(row["treatment"]),
+        _ALL_TREATMENTS.index(row["treatment"]),
     )
 
 
