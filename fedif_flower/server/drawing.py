@@ -1,4 +1,4 @@
-"""How many members a round draws, and whether a grid can ever have as many as a round needs."""
+"""Whether a grid can ever have as many members as a round needs."""
 
 from __future__ import annotations
 
@@ -36,12 +36,6 @@ class DrawingStrategy(Protocol):
             If ``count`` updates are too few for a setting; ``allowed`` completes the message.
         """
         ...
-
-
-def number_drawn(strategy: DrawingStrategy, num_online: int) -> int:
-    """Return how many of ``num_online`` nodes a round draws, if none of them is busy or paused."""
-    pace = strategy.setup.pace
-    return pace.num_drawn(num_online, strategy.fraction_train, strategy.min_train_nodes)
 
 
 def require_nodes(strategy: DrawingStrategy, grid: Grid) -> None:
@@ -103,7 +97,7 @@ def _most_at_work(strategy: DrawingStrategy, most: int) -> tuple[int, str]:
     # cannot, since they count towards it: the round closes the earlier for them.
     if strategy.draws_by_itself or (pace.late_rounds and not pace.quorum):
         return most, f"at most {most}, as many as there can be nodes"
-    drawn = number_drawn(strategy, most)
+    drawn = pace.num_drawn(most, strategy.fraction_train, strategy.min_train_nodes)
     settings = f"fraction_train = {strategy.fraction_train:g}"
     if pace.ask_more != 1:
         settings += f", ask_more = {pace.ask_more:g}"

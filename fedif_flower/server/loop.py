@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
@@ -42,7 +42,7 @@ from fedif_flower.messages.workspace import Question
 from fedif_flower.round import Aggregation, ModelVectors, RoundUpdates, refuse_changes_in_place
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.server.arguments import require_flower_arguments
-from fedif_flower.server.drawing import number_drawn, require_nodes
+from fedif_flower.server.drawing import require_nodes
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import (
     GlobalModel,
@@ -59,7 +59,7 @@ from fedif_flower.server.noise import (
 )
 from fedif_flower.server.obstacle import Obstacle, fail, find_obstacle, stand_still
 from fedif_flower.server.older_api import MessageApiOnly
-from fedif_flower.server.questions import Patience, note_questions, training_messages
+from fedif_flower.server.questions import Patience, content_for, note_questions
 from fedif_flower.server.record import History, Round, Step
 from fedif_flower.server.roster import NodeDirectory, Present, Roster
 from fedif_flower.server.round_memory import RoundMemory
@@ -230,7 +230,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         """Return the parts that remember earlier rounds, by name; checkpoints keep their states."""
         parts: dict[str, Stateful] = {
             "nodes": self.nodes,
-            "failures": self.failures,
+            "failures": self.roster.failures,
             "stages": self.stages,
             **self.intake.stateful(),
         }
@@ -496,7 +496,9 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             ``ask_more``) of all nodes online, not only of ``nodes``, and at least
             ``min_train_nodes``. If ``nodes`` are fewer, all of them are drawn.
         """
-        size = number_drawn(self, max(len(self.online), len(nodes)))
+        num_online = max(len(self.online), len(nodes))
+        pace = self.setup.pace
+        size = pace.num_drawn(num_online, self.fraction_train, self.min_train_nodes)
         generator = numpy_generator("sample-clients", self.seed, server_round)
         return sample_clients(nodes, size, generator, probabilities)
 
@@ -527,7 +529,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             members=members,
             at_work=[question.node for question in earlier.values()],
             online=present.online,
-            paused=self.failures.paused(server_round),
+            paused=self.roster.failures.paused(server_round),
             candidates=present.candidates,
             grid=grid,
         )
@@ -541,7 +543,10 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
             {self.arrayrecord_key: self.model.record, self.configrecord_key: config}
         )
         enclosing = [self.intake.enclose, *(callback.enclose for callback in self.callbacks)]
-        return training_messages(members, content, enclosing)
+        return [
+            Message(content_for(node, content, enclosing), node.node_id, MessageType.TRAIN)
+            for node in members
+        ]
 
     # -- how a round takes in the replies
 
@@ -561,7 +566,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         current.accepted = screening.accepted
         current.refused = screening.refused
         # Only members of this round count here: late replies are to older models.
-        newly_failed = self.failures.first_errors(current.refused_of_members)
+        newly_failed = self.roster.failures.first_errors(current.refused_of_members)
         most_fail = 2 * newly_failed > len(current.members)
         current.is_models_fault = most_fail and not self.model.is_proven
         return screened_at
@@ -641,12 +646,12 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         learned all there is send them as well.
         """
         if current.is_models_fault:
-            self.failures.update_late(current)
+            self.roster.failures.update_late(current)
             return
         why_failed = ""
         if len(current.accepted) >= self.setup.min_valid_replies and current.aggregation is None:
             why_failed = current.reason
-        self.failures.update(current, why_failed=why_failed)
+        self.roster.failures.update(current, why_failed=why_failed)
 
     def _train_metrics(self, current: Round) -> MetricRecord | None:
         """Return the members' metrics, aggregated by ``train_metrics_aggr_fn``."""

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from fedif_flower.intake.pace import Pace
 from fedif_flower.messages.client_node import ClientNode
@@ -77,29 +77,19 @@ def note_questions(current: Round, sent: ModelVectors, earlier: Mapping[int, Que
     current.asked = {**questions, **earlier}
 
 
-def training_messages(
-    members: Sequence[ClientNode], content: RecordDict, enclosing: Sequence[Enclose]
-) -> list[Message]:
-    """Return the messages that ask a round's members to train.
+def content_for(node: ClientNode, content: RecordDict, enclosing: Sequence[Enclose]) -> RecordDict:
+    """Return the content of the message that asks a member to train.
 
     Parameters
     ----------
-    members : sequence of ClientNode
-        The members that get a message each.
+    node : ClientNode
+        The member.
     content : RecordDict
         The model and the settings, the same for all members.
     enclosing : sequence of callable
-        Each returns further records for one member. If two return a record of the same name, the
+        Each returns further records for the member. If two return a record of the same name, the
         later one is sent.
     """
-    return [
-        Message(_addressed(content, node, enclosing), node.node_id, MessageType.TRAIN)
-        for node in members
-    ]
-
-
-def _addressed(content: RecordDict, node: ClientNode, enclosing: Sequence[Enclose]) -> RecordDict:
-    """Return a round's ``content`` with the further records for one node."""
     enclosed: dict[str, ConfigRecord | ArrayRecord] = {}
     for enclose in enclosing:
         enclosed |= enclose(node)

@@ -26,7 +26,6 @@ from fedif_flower.server.evaluation import (
     metrics_of,
     users_metrics,
 )
-from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.noise import NoiseWrapper, calling_wrapper
 from fedif_flower.server.open_run import ENDS_RUNS, OpenRun, replies_to, with_an_end
@@ -176,11 +175,6 @@ class RunningStrategy(FedAvg):
     def nodes(self) -> NodeDirectory:
         """The directory of members: which are known, and which are online."""
         return self.roster.directory
-
-    @property
-    def failures(self) -> MemberFailures:
-        """The record of members that fail."""
-        return self.roster.failures
 
     @property
     def scoring(self) -> Scoring | None:

@@ -197,7 +197,7 @@ def test_what_the_server_remembers_goes_on_after_a_restart():
     second.load_state_dict(first.state_dict())
     nodes = first.nodes.online(LocalGrid(Clients(), 5), 5)
     for server_round in range(6, 10):
-        remembered = second.failures.available(nodes, server_round, 1)
+        remembered = second.roster.failures.available(nodes, server_round, 1)
         assert (nodes[0] in remembered) == (server_round > 7)
 
 

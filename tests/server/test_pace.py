@@ -215,7 +215,7 @@ def test_an_error_that_comes_late_is_the_member_s_and_not_the_newest_model_s():
     assert result.arrays["weight"].numpy().flatten().tolist() == [8.0, 0.0]
     assert story(reports) == "al- a-- a-- af- al- a-- a-- af-"
     # One of two is asked in round 8: after two errors in a row its pause is a turn of two rounds.
-    [(errors, last_paused)] = strategy.failures.state_dict()["erring"].values()
+    [(errors, last_paused)] = strategy.roster.failures.state_dict()["erring"].values()
     assert (errors, last_paused) == (2, 10)
 
 
