@@ -69,6 +69,8 @@ def simulate(
         gpus_per_client=gpus_per_client,
     ) as grid:
         if not config.resume:
-            # While Ray started, another run may have begun in a folder of an automatic name.
-            loaded = replace(loaded, config=with_free_folder(config))
+            # While Ray started, another run may have begun in a folder of an automatic name. Only
+            # the name is taken over: in the loaded task's settings "auto" is resolved.
+            run_name = with_free_folder(config).run_name
+            loaded = replace(loaded, config=loaded.config.replace(run_name=run_name))
         return run_federation(grid, config, on_row, loaded=loaded, parts=parts)

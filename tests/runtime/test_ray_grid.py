@@ -16,7 +16,9 @@ from client_app import app as client_app
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import hold_directory
+from fedif_flower.run.results import load
 from fedif_flower.runtime import ray_grid, simulation
+from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.runtime.ray_grid import RayGrid
 from fedif_flower.runtime.simulation import simulate
 
@@ -189,6 +191,20 @@ def test_an_automatic_name_that_another_run_takes_while_ray_starts_gets_a_number
     monkeypatch.setattr(simulation, "ray_grid", slow_start)
     monkeypatch.setattr(simulation, "run_federation", folder_of_run)
     assert simulate(config, client_app).name == f"{config.run_name}-2"
+
+
+def test_clients_of_a_simulation_train_the_model_that_auto_stands_for(tmp_path, monkeypatch):
+    own = {"num-clients": 2, "fraction-train": 1, "num-server-rounds": 1, "local-epochs": 1}
+    own |= {"validation.vet": False, "device": "cpu", "output-dir": str(tmp_path)}
+
+    @contextmanager
+    def without_ray(app, num_nodes, **_):
+        yield LocalGrid(app, num_nodes)
+
+    monkeypatch.setattr(simulation, "ray_grid", without_ray)
+    run = load(simulate(RunConfig.from_run_config(own), client_app))
+    assert run.config["model"] == "mlp"
+    assert run.summary["accepted"] == 2
 
 
 def test_a_folder_that_another_run_holds_is_refused_before_ray_starts(tmp_path):
