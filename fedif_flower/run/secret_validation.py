@@ -36,7 +36,7 @@ from fedif_flower.run.correction import (
 from fedif_flower.run.folder import HELD_OUT_KEY
 from fedif_flower.run.held_out import WITNESS, examine
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.seeding import torch_generator
+from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import config_folder, make_private, require_private
 from fedif_flower.valuation import Validation
 from fedif_flower.valuation.held_out import HeldOut
@@ -104,7 +104,9 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
         the validation split, or no target in the part counts.
     """
     count = int(loaded.validation.num_examples)
-    part = loaded.test.sample(count, torch_generator("paying", int(salt, 16)))
+    # PyTorch's generator would draw by 32 bits of the salt. Who knows the test split could try all
+    # draws, and see by its receipts which of them gives the contributions that it is told.
+    part = loaded.test.sample(count, numpy_generator("paying", int(salt, 16)))
     if part is loaded.test:
         raise ConfigError(
             f"credit.secret-validation = true draws {count} test examples, as many as the "

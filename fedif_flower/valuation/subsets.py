@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,12 +17,13 @@ from fedif_flower.valuation.parallel import Passes
 BLOCKS = 20
 MIN_EXAMPLES = 20  # Fewer say nothing about how much a result depends on the examples.
 _SEED = 0x5EED  # Fixed, so that the same examples are always cut into the same blocks.
+AnyGenerator = torch.Generator | np.random.Generator
 _Whole = TypeVar("_Whole", bound=Passes)  # In use, a Validation.
 
 logger = logging.getLogger(__name__)
 
 
-def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def draw_rows(labels: Tensor, count: int, generator: AnyGenerator) -> Tensor:
     r"""Draw k of n examples, each with the chance :math:`k / n`, stratified by class.
 
     The examples are shuffled and sorted by class. From a random place on, every :math:`n / k`-th
@@ -34,8 +36,9 @@ def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
         ``[n]``, of any integer type.
     count : int
         k, in [1, n].
-    generator : torch.Generator
-        On the CPU.
+    generator : torch.Generator or numpy.random.Generator
+        PyTorch's, on the CPU, takes only 32 bits of its seed, so that all draws that it can make
+        can be tried. Draws that must stay secret take NumPy's.
 
     Returns
     -------
@@ -47,16 +50,18 @@ def draw_rows(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:
     Madow and Madow, "On the Theory of Systematic Sampling", 1944.
     """
     total = len(labels)
-    shuffled = torch.randperm(total, generator=generator)
+    if isinstance(generator, np.random.Generator):
+        shuffled = torch.from_numpy(generator.permutation(total))
+        start = generator.random()
+    else:
+        shuffled = torch.randperm(total, generator=generator)
+        start = float(torch.rand((), generator=generator, dtype=torch.float64))
     by_class = shuffled[torch.argsort(labels.cpu()[shuffled], stable=True)]
-    start = torch.rand((), generator=generator, dtype=torch.float64)
     places = ((torch.arange(count, dtype=torch.float64) + start) * total / count).long()
     return by_class[places.clamp_max(total - 1)].sort().values
 
 
-def draw_batches(
-    batches: Sequence[Any], count: int, generator: torch.Generator
-) -> list[Any] | None:
+def draw_batches(batches: Sequence[Any], count: int, generator: AnyGenerator) -> list[Any] | None:
     """Return ``count`` examples, drawn by :func:`draw_rows`, in batches about as large as before.
 
     Examples from batches that cannot be joined, such as sequences that each batch pads to its own

@@ -29,7 +29,7 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.label_noise import ForwardCorrected, is_noise
 from fedif_flower.valuation.objective import corrected_objective, objective_of
 from fedif_flower.valuation.parallel import Buffers, Judge, LossAndGradient, Passes, SharedGradients
-from fedif_flower.valuation.subsets import draw_batches
+from fedif_flower.valuation.subsets import AnyGenerator, draw_batches
 from fedif_flower.valuation.trial import try_batches
 
 logger = logging.getLogger(__name__)
@@ -396,7 +396,7 @@ class Validation(Passes):
             return self.total_weight
         return 1.0 if metric in self.judge.whole else self.num_examples
 
-    def sample(self, count: int, generator: torch.Generator) -> Validation:
+    def sample(self, count: int, generator: AnyGenerator) -> Validation:
         """Return this validation on a random part of D', stratified by class.
 
         Parameters
@@ -404,7 +404,7 @@ class Validation(Passes):
         count : int
             How many examples, >= 1. If D' has no more, if its batches cannot be divided, or if no
             target counts in the part, this validation itself is returned.
-        generator : torch.Generator
+        generator : torch.Generator or numpy.random.Generator
             Draws the part, on the CPU; see :func:`~fedif_flower.valuation.subsets.draw_rows`.
         """
         batches = [batch.content for batch in self.batches]

@@ -27,6 +27,7 @@ from fedif_flower.run.parts import run_parts
 from fedif_flower.run.results import load
 from fedif_flower.run.secret_validation import paying_part, salt_of, with_recorded_loss
 from fedif_flower.runtime.local_grid import LocalGrid
+from fedif_flower.seeding import derive_seed
 from fedif_flower.tasks.registry import build_task
 from fedif_flower.tasks.task import Task
 from fedif_flower.valuation import Validation
@@ -466,6 +467,17 @@ def test_a_share_that_is_set_holds_for_what_pays(tmp_path, own_secret, noise, co
     loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
     part = paying_part(loaded, salt_of(record["paying_nonce"]))
     assert with_recorded_loss(part, record).noise == corrected
+
+
+def test_secret_data_follow_from_more_bits_than_can_be_tried(tmp_path):
+    """PyTorch's generators would take the same 32 bits of what follows from these two salts."""
+    salts = (10090, 45021)
+    low_bits = {derive_seed("paying", salt) % 2**32 for salt in salts}
+    assert len(low_bits) == 1
+    loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
+    parts = [paying_part(loaded, f"{salt:x}").validation for salt in salts]
+    one, other = (part.batches[0].content[0] for part in parts)
+    assert not torch.equal(one, other)
 
 
 def test_a_run_of_an_earlier_version_is_recomputed_with_the_loss_that_it_had(tmp_path, own_secret):
