@@ -276,7 +276,7 @@ def _num_examples(records: Iterable[object], limits: ReplyLimits) -> float:
     if not 0 < value <= limits.max_num_examples:
         raise ReplyError(
             f"metric {key!r} is {value:g}; allowed: more than 0, at most "
-            f"{limits.max_num_examples:g}"
+            f"{limits.max_num_examples:g} (Setup's max_num_examples)"
         )
     return _whole(value)
 

@@ -85,6 +85,13 @@ def test_the_number_of_examples_may_be_as_large_as_its_own_limit():
     assert len(screened.notes) == 1
 
 
+def test_too_many_examples_are_refused_by_the_name_of_the_setting():
+    """Tokens, for example, may be more than the default allows."""
+    words = r"'n' is 5e\+07; allowed: .*, at most 1000 \(Setup's max_num_examples\)$"
+    with pytest.raises(ReplyError, match=words):
+        screen(metrics=MetricRecord({"n": 50_000_000}))
+
+
 def test_a_reply_holds_only_so_much_beside_the_model():
     big = ConfigRecord({"x": b"0" * MAX_RECORD_BYTES})
     with pytest.raises(ReplyError, match=r"bytes beside the model's arrays; allowed: at most"):
