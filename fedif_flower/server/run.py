@@ -151,6 +151,7 @@ class RunningStrategy(FedAvg):
     _open_run: OpenRun | None = None  # The run that has begun and not ended.
     _ends_by_itself = False  # Whether a subclass's own `start` is running, which ends its run.
     _evaluators: Sequence[int] = ()  # The ids of the nodes that were asked to evaluate last.
+    _told_of_unread_replies = False  # Whether the log has said that a subclass reads none.
     _stop: StopTraining | None = None  # Raised once the round is complete: a callback's wish.
     _failure: TrainingFailedError | None = None  # Likewise, if too many rounds or members failed.
 
@@ -379,10 +380,25 @@ class RunningStrategy(FedAvg):
         arrays, metrics = pair_of(f"{whose}.aggregate_train", combined)
         if arrays is None:
             arrays = before
+        elif messages and not self.history.after(server_round - 1):
+            self._warn_of_unread_replies(server_round)
         take_model(f"{whose}.aggregate_train", arrays, self.model)
         if metrics is not None:
             _FLOWER.info("\t└──> Aggregated MetricRecord: %s", metrics)
             result.train_metrics_clientapp[server_round] = metrics
+
+    def _warn_of_unread_replies(self, server_round: int) -> None:
+        """Warn once that a subclass makes a model without the strategy, which has no record."""
+        if self._told_of_unread_replies:
+            return
+        self._told_of_unread_replies = True
+        whose = f"{type(self).__name__}.aggregate_train"
+        logger.warning(
+            "round %d: %s makes a model without super().aggregate_train: replies are neither "
+            "screened nor weighed by the strategy, and such a round is not in its history",
+            server_round,
+            whose,
+        )
 
     def _evaluate_at_clients(
         self, server_round: int, grid: Grid, timeout: float, config: ConfigRecord, result: Result

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from flwr.serverapp.strategy import FedAvg as FlowersFedAvg
 
-from fedif_flower import FedAvg
+from fedif_flower import FedAvg, FedIF
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.models import model_arrays
 from tests.server.loops import Passing, four
-from tests.strategies.lines import BASE, point
+from tests.strategies.lines import BASE, point, validation
 
 
 def play(strategy, rounds=2):
@@ -52,6 +53,32 @@ def test_a_method_that_returns_something_else_is_named(method, change, words):
     own = type("Own", (FedAvg,), {method: changed})
     with pytest.raises(ConfigError, match=rf"^Own\.{method} {words}"):
         play(own(**BASE))
+
+
+def test_a_subclass_that_makes_a_model_without_the_strategy_is_told_so_once(caplog):
+    """Flower's own method averages what members send, whatever the subclass is named after."""
+
+    class Own(FedIF):
+        def aggregate_train(self, server_round, replies):
+            return FlowersFedAvg.aggregate_train(self, server_round, list(replies))
+
+    play(Own(validation(), **BASE))
+    (message,) = [text for text in caplog.messages if "super().aggregate_train" in text]
+    assert message.startswith("round 1: Own.aggregate_train makes a model without super().")
+    assert message.endswith(
+        "neither screened nor weighed by the strategy, and such a round is not in its history"
+    )
+
+
+def test_a_subclass_that_passes_over_a_round_is_told_nothing(caplog):
+    class Skipping(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            if server_round == 1:
+                return None, None
+            return super().aggregate_train(server_round, replies)
+
+    play(Skipping(**BASE))
+    assert "super().aggregate_train" not in caplog.text
 
 
 def test_rounds_in_which_nobody_is_drawn_are_told_of_once(caplog):
