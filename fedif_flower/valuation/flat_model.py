@@ -39,7 +39,8 @@ class FlatModel:
     state : dict of str to Tensor
         All parameters and buffers, by every name that they have.
     evaluation_mode : callable
-        Returns a context in which the module is only evaluated, without gradients.
+        Returns a context in which the module is only evaluated, without gradients. As a rule it is
+        the fastest one, inference mode; :meth:`allow_own_gradients` changes it.
 
     Raises
     ------
@@ -68,6 +69,19 @@ class FlatModel:
             parameter.data = piece
         self._gradient: Tensor | None = None
         self.evaluation_mode = evaluation_mode(self.module)
+
+    def replica(self) -> FlatModel:
+        """Return a copy on the same device, which is evaluated in the same mode."""
+        copied = FlatModel(self.module, self.params.device)
+        copied.evaluation_mode = self.evaluation_mode
+        return copied
+
+    def allow_own_gradients(self) -> None:
+        """Evaluate in a mode in which a model may differentiate by itself, as an energy's does.
+
+        Inference mode does not allow that, even within ``torch.enable_grad()``.
+        """
+        self.evaluation_mode = torch.no_grad
 
     @property
     def others(self) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ class Judge:
 
     def replica(self) -> Judge:
         """Return a judge with the same objective and a model of its own."""
-        model = FlatModel(self.model.module, self.device)
+        model = self.model.replica()
         return Judge(model, self.objective, whole=self.whole, is_random=self.is_random)
 
     def _in_turn(self, batches: Sequence[Batch]) -> Iterator[Batch]:

@@ -11,7 +11,6 @@ from torch import nn
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.modules import (
-    evaluation_mode,
     fastest_memory_format,
     own_randomness,
     random_state,
@@ -29,6 +28,7 @@ from fedif_flower.valuation.trial_loss import (
     require_mean,
     require_pure,
     require_slope,
+    settle_evaluation_mode,
     try_batch_loss,
     try_company,
 )
@@ -84,7 +84,7 @@ def try_batches(model: FlatModel, objective: Objective, batches: Iterator[Any]) 
         objective.check_with(model.module, first)
         batch, fastest = _fit(model, objective, first)
         metrics = objective.metrics
-        if "accuracy" in metrics and not _has_accuracy(model.module, objective, batch):
+        if "accuracy" in metrics and not _has_accuracy(model, objective, batch):
             metrics = metrics - {"accuracy"}
     # The data are read with the process's own random state: with a seeded one, two data sets that
     # are drawn at random would be the same.
@@ -127,9 +127,10 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
         by_parameter = gradients(model, objective, batch)
         if all(gradient is None for gradient in by_parameter):
             raise ValuationError(
-                f"the loss of {objective.call} does not depend on a trainable parameter: nothing "
-                "to train"
+                f"the loss of {objective.call} does not depend on a trainable parameter of this "
+                "model, which is a copy of yours: nothing to train"
             )
+        settle_evaluation_mode(model, objective, batch)
         require_pure(model, objective, batch, before)
     return batch, fastest
 
@@ -139,11 +140,11 @@ def _formatted(batch: Any, memory_format: torch.memory_format) -> Any:
     return map_tensors(lambda tensor: to_memory_format(tensor, memory_format), batch)
 
 
-def _has_accuracy(model: nn.Module, objective: Objective, batch: Any) -> bool:
+def _has_accuracy(model: FlatModel, objective: Objective, batch: Any) -> bool:
     """Tell whether an accuracy is defined: whether outputs and targets are those of classes."""
     failure = "the accuracy cannot be taken of validation batch 1"
-    with named(failure, batch), evaluation_mode(model)():
-        arguments = objective.metric_arguments(model, batch)
+    with named(failure, batch), model.evaluation_mode():
+        arguments = objective.metric_arguments(model.module, batch)
         (num_right,) = objective.metric_figures(arguments, ["accuracy"])
     return not bool(num_right.isnan())
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedif_flower.errors import ConfigError, ValuationError
-from fedif_flower.tasks.modules import evaluation_mode, seed_all
+from fedif_flower.tasks.modules import seed_all
 from fedif_flower.tasks.rows import class_labels, count_rows, take_rows
 from fedif_flower.tasks.structures import describe
 from fedif_flower.valuation.flat_model import FlatModel
@@ -43,7 +43,7 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
     """
     if objective.class_mean is None:
         return
-    with evaluation_mode(model)():
+    with torch.no_grad():
         outputs, _ = objective.metric_arguments(model, batch)
     if isinstance(outputs, Tensor) and (outputs.dim() == 1 or outputs.shape[1:2] == (1,)):
         raise ConfigError(
@@ -51,6 +51,18 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
             f"cross-entropy, the default loss, says nothing; allowed as loss_fn (a Task's loss): "
             f"{_FOR_ONE_OUTPUT}; or a model with an output for each class"
         )
+
+
+def settle_evaluation_mode(model: FlatModel, objective: Objective, batch: Any) -> None:
+    """Let a model whose loss fails in inference mode be evaluated in another one.
+
+    If the loss fails there for another reason, it fails in the other mode as well.
+    """
+    try:
+        with model.evaluation_mode():
+            objective.loss(model.module, batch)
+    except Exception:  # Whatever a user's model raises.
+        model.allow_own_gradients()
 
 
 def require_pure(

@@ -224,8 +224,7 @@ class Validation(Passes):
         other = copy.copy(self)
         vars(other).pop("gradients", None)  # This object's gradients are those of its own loss.
         old = self.judge
-        model = FlatModel(old.model.module, self.device)
-        judge = Judge(model, objective, whole=old.whole, is_random=old.is_random)
+        judge = Judge(old.model.replica(), objective, whole=old.whole, is_random=old.is_random)
         Passes.__init__(other, judge)
         other.loss(other.params())  # A noise outside its range raises here.
         other._noise_interval = None

@@ -106,6 +106,8 @@ LINEAR, GIVEN = nn.Linear(3, 2), (ROWS, LABELS)
 MIXED = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2, dtype=torch.float64))
 MEAN_SQUARE = {"loss_fn": functional.mse_loss}
 OTHER_TYPE = "the data are float64, the model is float32: convert the data to float32$"
+NAMED = {"img": ROWS, "label": LABELS}
+OF_ANOTHER = {"batch_loss": lambda model, batch: dict_loss(LINEAR, batch)}
 BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
 
 
@@ -118,6 +120,7 @@ BOTH = {"batch_loss": dict_loss, "loss_fn": functional.cross_entropy}
         (LINEAR, ([GIVEN, (ROWS.double(), LABELS)],), {}, f"batch 2, .*{OTHER_TYPE}"),
         (LINEAR, GIVEN, {"loss_fn": every}, r"float32 \[2\]; expected a scalar"),
         (Detached(3, 2), GIVEN, {}, "does not depend on a trainable parameter"),
+        (LINEAR, ([NAMED],), OF_ANOTHER, "of this model, which is a copy of yours: nothing to"),
         (nn.Linear(3, 2).requires_grad_(False), GIVEN, {}, "nothing to train"),
         (MIXED, GIVEN, {}, "float32 and float64; allowed: one floating-point"),
         (nn.Linear(3, 2, dtype=torch.complex64), GIVEN, {}, "complex64; allowed: one floating"),
@@ -372,6 +375,32 @@ def test_a_base_is_shared_only_if_nothing_can_be_loaded_into_it(base_is_sent):
     assert torch.equal(model.adapter.weight, before)
     assert not copied.module.adapter.weight.any()
     assert copied.parameter_names == ["adapter.weight", "adapter.bias"]
+
+
+class Force(nn.Module):
+    """The slope of an energy, which it takes by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1, bias=False))
+
+    def forward(self, places: Tensor) -> Tensor:
+        with torch.enable_grad():
+            places = places.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.energy(places).sum(), places, create_graph=True)
+        return -slope
+
+
+def test_a_model_that_takes_a_gradient_by_itself_is_judged():
+    model = build(Force)
+    data = (ROWS, ROWS.flip(0))
+    validation = Validation(model, *data, loss_fn=functional.mse_loss, **ON_CPU)
+    params = validation.params()
+    loss, gradient = whole(model, functional.mse_loss, *data)
+    assert validation.loss(params) == pytest.approx(loss)
+    torch.testing.assert_close(validation.gradient(params), gradient)
+    with validation.judge.replica().model.evaluation_mode():
+        assert not torch.is_inference_mode_enabled()
 
 
 def test_a_loss_that_raises_where_a_model_answers_nan_is_nan_and_a_mistake_stays_one():
