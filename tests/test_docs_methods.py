@@ -14,6 +14,9 @@ from tests.test_docs_figures import RESULTS, Row, rows_of, words_of
 from tests.test_docs_names import DOCS
 
 AVERAGES = ("fedavg", "fedif")
+OMEGA, AFEDSV = "FedIF Omega", "AFedSV Omega"
+PATH, TRAPEZOID = "path attribution (simpson)", "path attribution (trapezoid)"
+BOUNDED, EXACT = "path attribution, bounded", "exact in-run Shapley"
 
 
 # Methods.
@@ -220,6 +223,74 @@ def test_the_table_of_games_has_the_means_of_its_rows():
             assert cell == f"{mean} ({ends})", (game, column)
 
 
+def test_what_games_bring_beside_the_table_is_what_their_rows_say():
+    page = words_of("methods/path-attribution.md")
+    strategies = ("FedAvg", "FedIF", "influence descent")
+
+    def shares(game: str, account: str, **values: str) -> list[float]:
+        rows = rows_of("games.csv", game=game, account=account, **values)
+        ours = [share_of_twin(row) for row in rows if row["strategy"] in strategies]
+        return [share for share in ours if not math.isnan(share)]
+
+    one = {"epochs": "1", "seed": "0"}
+    again = [f"last step, k = {times}" for times in (1, 2, 4)]
+    assert max(max(shares(game, "bounded", **one)) for game in again) < 0.001
+    without = range_of(share for game in again for share in shares(game, "today", **one))
+    assert f"earns nothing within bounds, and {without} honest shares without them." in page
+    game, secret = "trains on the validation split", "bounded, secret data"
+    known, hidden = (range_of(shares(game, account, **one)) for account in ("bounded", secret))
+    largest, largest_hidden = (max(shares(game, account)) for account in ("bounded", secret))
+    assert len(shares(game, secret)) == 17
+    assert (
+        f"Training on the validation split earns {known} honest shares, and {hidden} with secret "
+        f"data. Over all seeds and numbers of local epochs it earns up to {largest:.1f}, and up to "
+        f"{largest_hidden:.1f} with secret data. One of 18 cells is not counted"
+    ) in page
+
+
+def test_what_games_bring_in_statements_is_what_their_rows_say():
+    pages = [words_of(name) for name in ("methods/path-attribution.md", "security.md")]
+
+    def shares(game: str, **values: str) -> list[float]:
+        rows = rows_of("games-statements.csv", game=game, **values)
+        return list(map(share_of_twin, rows))
+
+    lost = [1 - kept for kept in shares("its contribution is lowered by another")]
+    taken = f"{100 * min(lost):.0f} to {100 * max(lost):.0f} % of the other's share"
+    beside = range_of(shares("a synthetic batch of all labels beside its own"))
+    descent = {"strategy": "influence-descent", "epochs": "5"}
+    game = "a synthetic batch of all labels alone"
+    alone, most = max(shares(game, epochs="1")), max(shares(game, **descent))
+    for page in pages:
+        assert taken in page
+        assert f"{beside} shares" in page
+    assert f"it gets up to {alone:.1f}, and up to {most:.1f} under influence descent" in pages[0]
+    assert f"it brings up to {alone:.1f}, or {most:.1f} under influence descent" in pages[1]
+    own = max(shares("lowers another's contribution"))
+    assert f"and has up to {own:.1f} times its own" in pages[1]
+
+
+def test_identities_and_free_riders_have_what_the_rows_of_contributions_say():
+    page = words_of("methods/path-attribution.md")
+    split = rows_of(
+        "contributions.csv",
+        experiment="five identities",
+        strategy="fedif",
+        figure=f"share after / before, {PATH}",
+    )
+    shares = range_of(float(row["value"]) for row in split)
+    assert f"five identities had {shares} times the share of their owner." in page
+    assert f"several identities under FedIF's weights: {shares};" in words_of("security.md")
+    rider = {"experiment": "free-rider", "strategy": "fedif"}
+    [score] = {
+        f"{float(row['value']):.1f}"
+        for row in rows_of("contributions.csv", figure="marked / honest, Omega", **rider)[:2]
+    }
+    nats = rows_of("contributions.csv", figure="marked / honest, nats", **rider)
+    assert {float(row["value"]) for row in nats} == {0}
+    assert f"still has {score} of an honest member's weight score" in page
+
+
 def test_what_is_not_stopped_brings_what_the_games_say():
     page = words_of("security.md")
 
@@ -343,6 +414,173 @@ def test_what_five_identities_gain_follows_from_the_values_of_the_same_federatio
     medians = {name: statistics.median(values) for name, values in gains.items()}
     assert len(findings) > 5
     assert medians == pytest.approx(findings, abs=1e-5)
+
+
+def revisions_of(path: str, column: str) -> dict[str, set[str]]:
+    """Return the values of a column of an audit's file, by the revision of their rows."""
+    by_revision: dict[str, set[str]] = {}
+    for row in read_rows(DOCS / "audit" / path):
+        by_revision.setdefault(row["revision"][:8], set()).add(row[column])
+    return by_revision
+
+
+def test_rows_of_audits_are_of_the_revisions_that_the_page_says():
+    page = words_of("results/audit.md")
+    [since] = revisions_of("since/values.csv", "case")
+    assert f"[attacks published since](#what-else-came-out) are of {since}." in page
+    [usual] = revisions_of("measures-digits/values.csv", "case")
+    seeds = revisions_of("measures-digits/retraining.csv", "seed")
+    assert seeds.pop(usual) == {"2"}
+    [(earlier, of_seeds)] = seeds.items()
+    assert of_seeds == {"0", "1"}
+    cases = revisions_of("measures-fashion-mnist/values.csv", "case")
+    assert cases.pop(usual) == {"honest", "label noise"}
+    [later] = cases
+    assert revisions_of("measures-fashion-mnist/retraining.csv", "seed").keys() == {usual}
+    assert (
+        f"are of {usual}, except for retraining on digits with seeds 0 and 1, which is of "
+        f"{earlier}, and for gradient noise, free riders and games on Fashion-MNIST, which are of "
+        f"{later}."
+    ) in page
+
+
+def found(folder: str, question: str, case: str, valuation: str) -> float:
+    """Return a finding of an audit."""
+    for row in read_rows(DOCS / "audit" / folder / "findings.csv"):
+        if (row["question"], row["case"], row["valuation"]) == (question, case, valuation):
+            return float(row["value"])
+    raise LookupError(folder, question, case, valuation)
+
+
+def gained(folder: str, game: str, valuation: str) -> float:
+    return found(folder, "share after / before", game, valuation)
+
+
+def test_what_manipulation_brings_is_what_the_audits_found():
+    page = words_of("results/audit.md")
+    split = [gained("digits", "five identities", name) for name in (PATH, OMEGA, AFEDSV)]
+    assert split[0] == pytest.approx(1)
+    words = f"it becomes {split[1]:.1f} times as large, by AFedSV {split[2]:.1f} times."
+    assert words in page
+    longer = gained("digits", "update times 10", TRAPEZOID)
+    assert gained("digits", "update times 10", PATH) == 0
+    words = f"An update ten times as long earns {longer:.1f} shares by the trapezoid rule, and 0 by"
+    assert words in page
+    opposed = "opposed updates, k = 1000"
+    exact, left_out = (gained("games", opposed, name) for name in (EXACT, "leave-one-out"))
+    words = f"opposed pairs of updates get {exact:.1f} shares, and leave-one-out gives them "
+    assert f"{words}{left_out:.0f}." in page
+    deceived = [
+        gained("games", "all labels wrong, predicted step (ACE)", name)
+        for name in ("cosine with the step", AFEDSV, OMEGA, PATH, BOUNDED)
+    ]
+    [both] = {f"{share:.1f}" for share in deceived[:2]}
+    assert deceived[4] == 0
+    assert (
+        f"This earns {both} honest shares by the cosine and by AFedSV, {deceived[2]:.1f} by "
+        f"FedIF's $\\Omega$, {deceived[3]:.1f} by path attribution, and nothing within bounds."
+    ) in page
+
+
+def test_what_attacks_published_since_bring_is_what_their_audit_found():
+    page = words_of("results/audit.md")
+
+    def shares(game: str, *names: str) -> list[str]:
+        return [f"{gained('since', game, name):.2f}" for name in names]
+
+    [both] = set(shares("its contribution is lowered by another", EXACT, PATH))
+    omega, afedsv = shares("its contribution is lowered by another", OMEGA, AFEDSV)
+    exact, path, of_omega, of_afedsv = shares(
+        "lowers another's contribution", EXACT, PATH, OMEGA, AFEDSV
+    )
+    assert (
+        f"The victim keeps {both} of its share by exact in-run values and by path attribution, "
+        f"{omega} by FedIF's $\\Omega$ and {afedsv} by AFedSV's. The attacker has {exact} by exact "
+        f"in-run values, {path} by path attribution, {of_omega} by FedIF's $\\Omega$, and "
+        f"{of_afedsv} by AFedSV's."
+    ) in page
+    beside = "a synthetic batch of all labels beside its own"
+    [both] = set(shares(beside, PATH, EXACT))
+    omega, afedsv, secret = shares(beside, OMEGA, AFEDSV, f"{BOUNDED}, secret data")
+    alone = shares("a synthetic batch of all labels alone", PATH, EXACT, OMEGA, AFEDSV)
+    assert (
+        f"This brings {both} by path attribution and exact values, {omega} by FedIF's $\\Omega$, "
+        f"{afedsv} by AFedSV's. Without its own examples it brings {alone[0]} and {alone[1]}, but "
+        f"{alone[2]} and {alone[3]} by the two scores. Secret data change little ({secret} with"
+    ) in page
+
+
+def truth(figure: str, **values: str) -> dict[str, list[float]]:
+    """Return a figure of the rows of the truth that have these values, by valuation."""
+    by_valuation: dict[str, list[float]] = {}
+    wanted = {"figure": figure, **values}
+    for row in read_rows(DOCS / "audit" / "truth.csv"):
+        if wanted.items() <= row.items():
+            by_valuation.setdefault(row["valuation"], []).append(float(row["value"]))
+    return by_valuation
+
+
+def test_what_finds_members_is_what_the_rows_of_the_truth_say():
+    def area(case: str, valuation: str, members: str = "10", rounds: str = "10") -> str:
+        areas = truth("AUC", data="digits", members=members, rounds=rounds, case=case)
+        return f"{statistics.mean(areas[valuation]):.2f}"
+
+    labels, amounts, noise = "graded label noise", "graded amounts", "gradient noise"
+    few, few_of_hundred = area(amounts, OMEGA), area(amounts, OMEGA, "100", "50")
+    assert (
+        f"finds wrong labels and gradient noise (AUC {area(labels, OMEGA)}, {area(noise, OMEGA)}), "
+        f"but not members with few examples ({few}; with a hundred members and 50 rounds "
+        f"{few_of_hundred}). Path attribution finds wrong labels and few examples "
+        f"({area(labels, PATH)}, {area(amounts, PATH)}). It finds noise only within bounds "
+        f"({area(noise, PATH)}, bounded {area(noise, BOUNDED)})."
+    ) in words_of("results/audit.md")
+
+
+def test_what_leaving_out_members_brings_is_what_the_rows_of_the_truth_say():
+    hundred = {"data": "digits", "members": "100", "rounds": "50"}
+    accuracy = truth("gated accuracy", **hundred, case="graded label noise")
+    nobody = accuracy["nobody left out"]
+
+    def gains(valuation: str) -> list[float]:
+        pairs = zip(accuracy[valuation], nobody, strict=True)
+        return [100 * (after - before) for after, before in pairs]
+
+    path, omega = gains(f"{PATH}, per round"), gains(OMEGA)
+    best = statistics.mean(gains("the bad left out"))
+    afedsv, gtg = (-statistics.mean(gains(name)) for name in (AFEDSV, "GTG-Shapley, per round"))
+    assert (
+        f"it brings {statistics.mean(path):.1f} points by path attribution per draw "
+        f"({range_of(path)}), {statistics.mean(omega):.1f} by $\\Omega$ ({range_of(omega)}), and "
+        f"{best:.1f} by the truth. AFedSV and GTG-Shapley lose {afedsv:.1f} and {gtg:.1f} points."
+    ) in words_of("results/audit.md")
+
+
+def test_path_attribution_on_more_images_agrees_with_retraining_as_its_rows_say():
+    def agreement(valuation: str) -> list[str]:
+        wanted = {"data": "fashion-mnist", "figure": "Pearson, test_loss", "valuation": valuation}
+        rows = read_rows(DOCS / "audit" / "target.csv")
+        by_case = {row["case"]: row["value"] for row in rows if wanted.items() <= row.items()}
+        return [f"{float(by_case[case]):.2f}" for case in ("honest", "label noise")]
+
+    path, control = agreement(PATH), agreement("number of examples (control)")
+    influence = agreement("accumulative influence")
+    assert (
+        f"path attribution agrees with retraining by {' and '.join(path)}, the number of examples "
+        f"by {' and '.join(control)}. Accumulative influence falls to {' and '.join(influence)}."
+    ) in words_of("results/audit.md")
+
+
+def test_ranks_agree_between_seeds_and_rules_as_the_audit_found():
+    stability = {}
+    for case in ("between seeds", "between aggregation rules"):
+        for valuation in (PATH, OMEGA):
+            agreement = found("digits", "stability, Spearman", case, valuation)
+            stability.setdefault(case, []).append(f"{agreement:.2f}")
+    path, omega = stability["between seeds"]
+    assert (
+        f"({path} for path attribution, {omega} for $\\Omega$) and between FedAvg, FedIF and RFA "
+        f"({', '.join(stability['between aggregation rules'])})."
+    ) in words_of("results/audit.md")
 
 
 # Speed.

@@ -95,6 +95,12 @@ def test_what_fedif_brings_is_what_the_rows_say():
     ) in text
 
 
+def test_an_uncorrected_loss_has_under_label_noise_what_the_rows_say():
+    columns = ("label-noise_0.5_0.7-0.8", "label-noise_0.7_0.7-0.8")
+    without = " and ".join(f"{cell('cifar10', 'fedif', column):.1f}" for column in columns)
+    assert f"FedIF has 58.4 and 51.7 with it, {without} without" in words_of("results.md")
+
+
 def test_three_seeds_say_the_same():
     text = words_of("results.md")
     phrases = []
