@@ -382,7 +382,7 @@ class Passes:
         self.num_examples = sum(batch.size for batch in self.batches)
         self.total_weight = sum(batch.weight for batch in self.batches)
 
-    def part(self, contents: Iterable[Any]) -> Self:
+    def with_batches(self, contents: Iterable[Any]) -> Self:
         """Return a copy of this object with other batches of the same kind, and the same model."""
         other = copy.copy(self)
         vars(other).pop("gradients", None)  # This object's gradients are those on its own data.

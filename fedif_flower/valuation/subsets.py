@@ -1,4 +1,4 @@
-"""Parts of a held-out data set: drawn at random, in blocks, by class."""
+"""Subsets of a held-out data set: drawn at random, in blocks, by class."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def block_validations(validation: _Whole, blocks: int = BLOCKS) -> list[_Whole]:
         return []
     count = min(blocks, total // 2)
     order = torch.randperm(total, generator=torch.Generator().manual_seed(_SEED))
-    parts = []
-    for block in range(count):
-        rows = order[block::count].sort().values  # Blocks' sizes differ by one at most.
-        parts.append(validation.part(_take(batches, rows)))
-    if not all(part.total_weight for part in parts):
+    validations = []
+    for first in range(count):
+        rows = order[first::count].sort().values  # Blocks' sizes differ by one at most.
+        validations.append(validation.with_batches(_take(batches, rows)))
+    if not all(block.total_weight for block in validations):
         logger.warning("no intervals for another held-out set: in a block, no target counts")
         return []
-    return parts
+    return validations
 
 
 def block_weights(blocks: Sequence[Passes]) -> Tensor:
@@ -147,10 +147,10 @@ def class_validations(validation: _Whole) -> list[_Whole]:
     .. math:: \ell(w, D') = \sum_c \frac{|D'_c|}{|D'|} \ell(w, D'_c)
 
     with :math:`\ell` the mean loss, D' all examples and :math:`D'_c` those of class c. If the loss
-    has class weights, their sums take the place of the counts. So the gradients on the parts, times
+    has class weights, their sums take the place of the counts. So the gradients by class, times
     their weights, add up to the gradient on the whole. Examples whose target is ignored belong to
-    no class. A class of weight 0 has no mean loss: its part has the total weight 0, and must not be
-    evaluated. All parts share one copy of the model.
+    no class. A class of weight 0 has no mean loss: its validation has the total weight 0, and must
+    not be evaluated. All share one copy of the model.
 
     Parameters
     ----------
@@ -179,17 +179,20 @@ def class_validations(validation: _Whole) -> list[_Whole]:
             f"the validation set has no example of the classes {sorted(missing)}; contributions "
             "by class need one of each"
         )
-    parts = []
+    validations = []
+    weightless = []
     for label in sorted(present):
         rows = (labels == label).nonzero().flatten()
-        parts.append(validation.part(_take(batches, rows)))
-    weightless = [label for label, part in enumerate(parts) if not part.total_weight]
+        class_validation = validation.with_batches(_take(batches, rows))
+        if not class_validation.total_weight:
+            weightless.append(label)
+        validations.append(class_validation)
     if weightless:
         logger.info(
             "the loss gives the classes %s weight 0: no contribution is measured for them",
             weightless,
         )
-    return parts
+    return validations
 
 
 def missing_classes(validation: Passes) -> list[int]:
@@ -251,10 +254,10 @@ def _take(batches: Sequence[Any], rows: Tensor) -> list[Any]:
     largest = max(count_rows(batch) for batch in batches)
     # So many pieces make up about one batch: on average a piece has k / len(batches) examples.
     at_once = max(len(batches) * largest // max(len(rows), 1), 1)
-    taken: list[Any] = []
+    joined: list[Any] = []
     for start in range(0, len(pieces), at_once):
-        taken += _together(pieces[start : start + at_once])
-    return taken
+        joined += _together(pieces[start : start + at_once])
+    return joined
 
 
 def _together(pieces: list[Any]) -> list[Any]:

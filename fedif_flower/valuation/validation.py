@@ -407,10 +407,13 @@ class Validation(Passes):
             Draws the part, on the CPU; see :func:`~fedif_flower.valuation.subsets.draw_rows`.
         """
         batches = [batch.content for batch in self.batches]
-        if (contents := draw_batches(batches, count, generator)) is None:
+        contents = draw_batches(batches, count, generator)
+        if contents is None:
             return self
-        part = self.part(contents)
-        return part if part.total_weight else self  # In the part, every target may be ignored.
+        sampled = self.with_batches(contents)
+        if not sampled.total_weight:  # Every target in it may be ignored.
+            return self
+        return sampled
 
 
 def _all_scores(

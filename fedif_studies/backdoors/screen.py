@@ -135,7 +135,7 @@ class TriggerScreen(Stage):
             others = targets != label
             if bool(others.any()):
                 stamped.append((triggers.stamp(inputs[others], label), targets[others]))
-        return self.validation.part(stamped)
+        return self.validation.with_batches(stamped)
 
     def remark(self) -> str:
         """Return a remark on the rounds in which updates were left out; empty if there are none."""

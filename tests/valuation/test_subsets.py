@@ -1,4 +1,4 @@
-"""Parts of a held-out set: at random, in blocks, by class; intervals that follow from blocks."""
+"""Subsets of a held-out set: at random, in blocks, by class; intervals that follow from blocks."""
 
 from __future__ import annotations
 
