@@ -11,6 +11,8 @@ from fedif_consortium.evidence.signed import record_digest
 from fedif_consortium.statement.records import RunRecords
 from fedif_flower.combining import combine
 from fedif_flower.errors import ConfigError, StatementError
+from fedif_flower.foreign import refused_as, require_plain_archive
+from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import files_of_rounds
 from fedif_flower.run.kept_updates import read_step
@@ -158,6 +160,32 @@ def require_led_on(records: RunRecords, model: GlobalModel, step: Step) -> None:
             f"round {step.updates.server_round}: the model in {records.folder.updates.name}/ is "
             "not the one that the run had come to before it"
         )
+
+
+def require_same_end(records: RunRecords, model: GlobalModel) -> None:
+    """Raise StatementError unless model.pt is the model to which the kept steps lead.
+
+    A statement says who contributed to this model, and members sign what they received: so none of
+    them signs the last model. Without the file, nothing is compared.
+    """
+    path = records.folder.model
+    if not path.is_file():
+        return
+    with refused_as(StatementError, f"{path.name} holds no model of this run"):
+        require_plain_archive(path)
+        state_dict = torch.load(path, weights_only=True, map_location="cpu")
+        last = model.layout.to_vectors(tensor_arrays(state_dict))
+    led_to = model.vectors
+    for kept, expected in (
+        (last.params.double(), led_to.params.double()),
+        (last.buffers.double(), led_to.buffers.double()),
+    ):
+        off = float((kept - expected).norm())
+        if not off <= _SAME_MODEL * float(expected.norm()):
+            raise StatementError(
+                f"{path.name} is not the model to which the last round in "
+                f"{records.folder.updates.name}/ led"
+            )
 
 
 def require_led(

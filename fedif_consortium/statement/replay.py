@@ -18,6 +18,7 @@ from fedif_consortium.statement.kept_steps import (
     require_led_on,
     require_lengths,
     require_received,
+    require_same_end,
     require_weighed,
     without_momentum,
 )
@@ -102,8 +103,9 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
     StatementError
         If one of these differs from the records: a cell of the two tables; the model of a round,
         which has to be the one that members received and to follow from the kept updates and their
-        coefficients; a weight; the validation set; or what was found in held-out data. The message
-        names the round, the client and the figure.
+        coefficients; ``model.pt``, to which the last of them has to lead; a weight; the validation
+        set; or what was found in held-out data. The message names the round, the client and the
+        figure.
     ConfigError
         If the run kept no updates or has no run config, it had a task of its app's own and none is
         given, or its settings name a module of a package that may not be imported.
@@ -126,11 +128,15 @@ def replay(run_dir: Path, task: Task | None = None, import_from: Collection[str]
             examined = tuple(key for key, words in not_compared.items() if not words)
         else:
             not_examined = tuple(not_compared)
+        model = ""
+        if not records.folder.model.is_file():
+            model = f"{records.folder.model.name}: it is not here"
+        words = [*not_compared.values(), weighed.not_compared, model]
         return compared._replace(
             weighed=weighed.rounds,
             examined=examined,
             not_examined=not_examined,
-            not_compared=tuple(filter(None, [*not_compared.values(), weighed.not_compared])),
+            not_compared=tuple(filter(None, words)),
         )
 
 
@@ -248,6 +254,8 @@ def _attribute(
             del by_themselves[0]
         if step is None:
             attribution.on_round(Round(number, status="failed"))
+    if last is not None:
+        require_same_end(records, model)
     attribution.on_end()
     return attribution.rounds
 

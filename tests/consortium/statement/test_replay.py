@@ -71,6 +71,20 @@ def test_a_changed_update_or_record_is_found_by_its_round_and_client(copy):
         replay(copy)
 
 
+def test_the_model_of_a_statement_is_the_one_that_the_rounds_led_to(copy):
+    path = copy / "model.pt"
+    content = torch.load(path, weights_only=True)
+    name = next(iter(content))
+    torch.save({**content, name: content[name] + 0.01}, path)
+    with pytest.raises(StatementError, match=r"^model\.pt is not the model to which"):
+        replay(copy)
+    path.write_bytes(b"no model")
+    with pytest.raises(StatementError, match=r"^model\.pt holds no model of this run"):
+        replay(copy)
+    path.unlink()
+    assert replay(copy).not_compared == ("model.pt: it is not here",)
+
+
 def test_an_operator_makes_up_no_coefficients(copy):
     """Tables follow from them, and the remainder would take up what the model did not gain."""
     for path in files_of_rounds(copy / "updates").values():
