@@ -56,7 +56,8 @@ _Known = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{64})?$")]
 _Path = Annotated[str, StringConstraints(pattern=r"^[ -~]{1,200}$")]
 # One line of text, in letters of any script.
 _Words = Annotated[str, StringConstraints(pattern=rf"^[^{UNSHOWN}]{{0,300}}$")]
-_Time = Annotated[str, StringConstraints(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$"  # \d has digits of any script.
+_Time = Annotated[str, StringConstraints(pattern=_TIME)]
 
 
 class _Object(BaseModel):
