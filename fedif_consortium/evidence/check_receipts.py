@@ -109,7 +109,10 @@ def check_receipts(
     if _last_head(chain) != manifest_head:
         raise StatementError(f"{run.round_heads.path.name} is not what the manifest says")
     # First the records by themselves.
+    settings = agreed_settings(run)
+    _check_has_heads(run, chain, settings)
     _check_order(chain)
+    _check_runs(chain, declared)
     if chain.rounds:
         _check_leaves(run, chain, signed)
         _check_rows(run, chain)
@@ -119,7 +122,7 @@ def check_receipts(
         name = declared.name
     held = [read_held(folder, run_id(run), name) for folder in folders]
     _require_one_history(held)
-    may_be_late = _may_be_late(agreed_settings(run))
+    may_be_late = _may_be_late(settings)
     for member in held:  # Before heads, since an error about a line names what was changed.
         _check_lines(member, chain, signed)
         _check_not_left_out(member, chain, may_be_late=may_be_late)
@@ -145,6 +148,17 @@ def check_receipts(
     return CheckedReceipts(tuple(held), redone_numbers, tuple(lost))
 
 
+def _check_has_heads(run: RunFolder, chain: RoundChain, settings: Mapping[str, Any]) -> None:
+    """Raise StatementError if members were to get receipts, and the records have no heads.
+
+    Otherwise an operator could rewrite the records, and take away what shows it.
+    """
+    if settings.get("evidence.receipts") and not chain.rounds:
+        raise StatementError(
+            f"{run.round_heads.path.name} has no head, and the run has evidence.receipts = True"
+        )
+
+
 def _check_order(chain: RoundChain) -> None:
     """Raise StatementError unless each head is signed and can come next after the one before."""
     before: ToldRound | None = None
@@ -157,6 +171,19 @@ def _check_order(chain: RoundChain) -> None:
         if reason:
             raise StatementError(f"receipts.csv: history was rewritten: {reason}")
         before = told_round
+
+
+def _check_runs(chain: RoundChain, declared: Attempts | None) -> None:
+    """Raise StatementError if a round's attempt is declared as one at another run."""
+    for told_round in chain.rounds:
+        if declared is None:
+            return
+        of_attempt = declared.attempts[told_round.attempt - 1].run
+        if of_attempt != told_round.run:
+            raise StatementError(
+                f"round {told_round.number} of receipts.csv is of run {told_round.run[:8]}, and "
+                f"attempt {told_round.attempt} is declared as one of run {of_attempt[:8]}"
+            )
 
 
 def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None:
@@ -429,10 +456,17 @@ def _check_asked_once(member: HeldReceipts) -> None:
 
 
 def _check_heads(member: HeldReceipts, chain: RoundChain) -> None:
-    """Raise StatementError unless the records lead to every head that a member holds."""
-    keys = {recorded.key for recorded in chain.rounds}
+    """Raise StatementError unless the records lead to every head that a member holds.
+
+    The head in the records has to be signed with the same key as the member's.
+    """
+    keys = {recorded.root: recorded.key for recorded in chain.rounds}
     for told_round in member.rounds:
-        if keys and told_round.key not in keys:
+        # A head that the records lack may be signed with any of their keys.
+        allowed_keys = set(keys.values())
+        if told_round.root in keys:
+            allowed_keys = {keys[told_round.root]}
+        if allowed_keys and told_round.key not in allowed_keys:
             raise StatementError(f"{member.name} holds a head that is signed with another key")
         if chain.sizes.get(told_round.root) != told_round.size:
             raise StatementError(

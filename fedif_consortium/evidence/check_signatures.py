@@ -147,7 +147,9 @@ class _SignatureCheck:
             self._holders[public_der(key)] = holder_of(name)
         self._replies = _accepted_or_refused(lines)
         self._late = {_place(row) for row in lines if row["status"] == "late"}
-        self._most_rounds_late = _most_rounds_late(agreed_settings(run))
+        settings = agreed_settings(run)
+        self._most_rounds_late = _most_rounds_late(settings)
+        self._must_be_signed = bool(settings.get("evidence.require-signatures"))
         # The round in which a reply counts, by the round in which it was asked for and client id.
         self._counted: dict[tuple[int, int], int] = {}
         self._keys: dict[int, bytes] = {}  # The first key of each client id.
@@ -287,7 +289,8 @@ class _SignatureCheck:
         Raises
         ------
         StatementError
-            If an accepted update of a member whose key is known is not signed.
+            If an accepted update is not signed, though its member's key is known, or the run
+            refuses updates without a signature.
         """
         with_key = self._with_key()
         # For each client id, whether each of its accepted updates is signed.
@@ -300,6 +303,11 @@ class _SignatureCheck:
             if client_id in with_key and not is_signed:
                 where = self._update(place)
                 raise StatementError(f"{where} is not signed, though this member has a key")
+            if self._must_be_signed and not is_signed:
+                where = self._update(place)
+                raise StatementError(
+                    f"{where} is not signed, and the run has evidence.require-signatures = True"
+                )
             signed_or_not.setdefault(client_id, []).append(is_signed)
         if not signed and not self._members:
             return ()

@@ -66,6 +66,7 @@ from fedif_consortium.statement.sums import (
 )
 from fedif_flower.attribution.gain import first_and_last_loss
 from fedif_flower.attribution.intervals import MIN_ROUNDS
+from fedif_flower.messages.client_node import UNKNOWN_PARTITION, called
 from fedif_flower.run.completeness import Completeness
 
 # A round is decisive if it gained more than this part of what all rounds moved the loss, up or
@@ -493,9 +494,12 @@ def _left_out_harm(records: RunRecords, left_out: Collection[int]) -> list[float
 
 
 def _names_of(records: RunRecords, client_ids: Sequence[int]) -> tuple[str, ...]:
-    """Return what pages call some members; members of no round have their registered names."""
+    """Return what pages call some members; members of no round have their names, or their ids."""
     names = labels(records)
-    return tuple(names.get(client_id) or records.names[client_id] for client_id in client_ids)
+    for client_id in client_ids:
+        name = records.names.get(client_id, "")
+        names.setdefault(client_id, called(client_id, UNKNOWN_PARTITION, name))
+    return tuple(names[client_id] for client_id in client_ids)
 
 
 def _client_ids(

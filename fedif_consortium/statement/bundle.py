@@ -57,7 +57,7 @@ from fedif_flower.words import listed
 NAMES = "the members' names:"
 
 
-def _require_members(records: RunRecords, names: Mapping[int, str]) -> None:
+def require_members(records: RunRecords, names: Mapping[int, str]) -> None:
     """Raise ConfigError if ``names`` has a client id that the run does not know."""
     strangers = sorted(names.keys() - records.known_ids())
     if strangers:
@@ -205,7 +205,7 @@ def make_statement(
         )
     with refused_as(ConfigError, f"{run_dir}: no statement can be made of its records"):
         records = read_run(run_dir, names)
-        _require_members(records, names or {})
+        require_members(records, names or {})
         require_names(records.names.values(), NAMES)
         require_apart([*records.names.values(), *labels(records).values()], NAMES)
         require_consistent(records)
@@ -352,6 +352,8 @@ def read_account(text: str | bytes) -> Account:
                 "verify it with that one, or let the operator make it again"
             ) from error
         raise ValueError(first_error(error)) from error
+    if account.budget_cents is not None and account.budget_cents < 0:
+        raise ValueError(f"{ACCOUNT}: budget_cents = {account.budget_cents}; allowed: 0 or more")
     try:
         require_names(account.names.values(), NAMES)
     except ConfigError as error:

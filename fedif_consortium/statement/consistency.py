@@ -31,8 +31,10 @@ def require_consistent(records: RunRecords) -> None:
     - A member's contributions by class, and those by block, add up to its contribution.
     - Each round begins at the loss at which the round before it ended.
     - No member is credited with more than it contributed.
+    - No member has a part in a step before a reply of it was accepted.
     """
     _require_whole_tables(records)
+    _require_senders(records)
     _require_sums(records)
     _require_class_sums(records)
     _require_block_sums(records)
@@ -60,6 +62,25 @@ def _require_whole_tables(records: RunRecords) -> None:
             raise StatementError(
                 f"{run.clients.path.name} has {lines} lines of round {line['round']}, but "
                 f"{run.rounds.path.name} counts {due} replies"
+            )
+
+
+def _require_senders(records: RunRecords) -> None:
+    """Raise StatementError if a member has a part in a step before a reply of it was accepted.
+
+    Momentum may carry an update on to later steps. Without this check, somebody who never sent an
+    update, and so never signed one, could be paid.
+    """
+    accepted = [reply for reply in records.replies if reply.status == "accepted"]
+    first_reply: dict[int, int] = {}  # The round in which it was accepted, by client id.
+    for reply in sorted(accepted, key=lambda reply: reply.round, reverse=True):
+        first_reply[reply.client_id] = reply.round
+    for line in records.member_rounds:
+        if line.round < first_reply.get(line.client_id, math.inf):
+            raise StatementError(
+                f"{records.folder.attribution.path.name}: client {line.client_id} has a part in "
+                f"round {line.round}, and {records.folder.clients.path.name} has no reply of it "
+                "that was accepted by then"
             )
 
 

@@ -196,9 +196,15 @@ class RunRecords:
         Raises
         ------
         StatementError
-            If the salt is not the one that the run committed to, or this host has not the secret.
+            If the run pays by secret data and committed to no salt, the salt is not the one that
+            it committed to, or this host has not the secret.
         """
         if COMMITMENT not in self.provenance:
+            if self.config.get("credit.secret-validation"):
+                raise StatementError(
+                    f"{self.folder.provenance.path.name} has no {COMMITMENT}, and the run has "
+                    "credit.secret-validation = True"
+                )
             return ""
         if self.folder.statement.is_dir():
             salt = read_file(self.folder.statement, SALT).decode().strip()
@@ -221,11 +227,20 @@ class RunRecords:
 
         A simulated client's id is its partition, so all ids below ``num-clients`` are known.
         """
-        client_ids = {*self.members, *read_names(self.folder.names.path)}
-        client_ids |= {int(line["client_id"]) for line in _lines(self.folder.attendance)}
+        client_ids = {*self.members, *self.registered_ids()}
         if all(client_id == partition for client_id, partition in self.members.items()):
             client_ids |= set(range(self.config.get("num-clients", 0)))
         return client_ids
+
+    def registered_ids(self) -> set[int]:
+        """Return the client ids of all members that the run knew as nodes, asked or not.
+
+        They are those with a name in ``names.csv``, and those that were there. Heads bind both,
+        so the ids do not depend on the names that the operator chooses for a statement.
+        """
+        attendance = _lines(self.folder.attendance)
+        there = {int(line["client_id"]) for line in attendance}
+        return there | read_names(self.folder.names.path).keys()
 
     def completeness(self) -> Completeness:
         """Return how complete the replies in the records are."""

@@ -88,7 +88,8 @@ def draws_of(records: RunRecords) -> Draws:
     # momentum carries its update on.
     contributors = {line.client_id for line in records.member_rounds}
     drawn = {client_id for client_id, rounds in rounds_drawn.items() if rounds}
-    never_drawn = sorted({*records.names, *records.members} - drawn - contributors)
+    known_ids = {*records.names, *records.registered_ids(), *records.members}
+    never_drawn = sorted(known_ids - drawn - contributors)
     differ = len(set(rounds_drawn.values())) > 1
     is_drawn = differ or len(never_drawn) > 0
     return Draws(counts, never_drawn, is_drawn)

@@ -21,8 +21,9 @@ from fedif_consortium.evidence.check_signatures import (
     read_signatures,
 )
 from fedif_consortium.evidence.held_receipts import HeldReceipts
-from fedif_consortium.evidence.keys import VerifyingKey, fingerprint
+from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, public_der
 from fedif_consortium.evidence.names import require_apart
+from fedif_consortium.evidence.part import run_id
 from fedif_consortium.statement.account import Account, settle
 from fedif_consortium.statement.agreed import check_run_config
 from fedif_consortium.statement.bundle import (
@@ -32,6 +33,7 @@ from fedif_consortium.statement.bundle import (
     contents,
     parse_budget,
     read_account,
+    require_members,
 )
 from fedif_consortium.statement.consistency import ROUNDING, require_consistent
 from fedif_consortium.statement.held_out import is_payable
@@ -172,6 +174,8 @@ def _verify_run(
     manifest = signed.statement.predicate
     _require_same_attempts(run, manifest)
     not_here = _find_absent_files(run, signed.statement)
+    _require_declared_run(run, manifest)
+    _require_signer_of_heads(run, manifest)
     agreed = check_run_config(run)
     account = _read_checked_account(run, manifest)
     # The names in the statement, and the names under which the operator registered members.
@@ -317,6 +321,10 @@ def _read_checked_account(run: RunFolder, manifest: Manifest) -> Account:
             raise StatementError(
                 f"{run.provenance.path.name} has another hash of the {name} than the manifest"
             )
+    try:
+        require_members(records, account.names)
+    except ConfigError as error:
+        raise StatementError(f"{ACCOUNT}: {error}") from error
     records.salt()  # Raises StatementError if it is not the one that the run committed to.
     require_consistent(records)
     settled_again = settle(
@@ -390,6 +398,35 @@ def _require_same_attempts(run: RunFolder, manifest: Manifest) -> None:
         raise StatementError(
             f"the manifest is of {_in_words(declared)}, and {run.provenance.path.name} is of "
             f"{_in_words(recorded)}"
+        )
+
+
+def _require_declared_run(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError if the records are of another run than the attempt that is declared.
+
+    Members sign, and hold receipts, under the id of the run. Records under another id would be
+    compared with none of these.
+    """
+    declared = manifest.declared
+    recorded_id = run_id(run)
+    if declared is not None and declared.last.run != recorded_id:
+        raise StatementError(
+            f"{run.provenance.path.name} has the run id {printable(recorded_id[:8])!r}, and the "
+            f"attempt that is declared has {declared.last.run[:8]!r}"
+        )
+
+
+def _require_signer_of_heads(run: RunFolder, manifest: Manifest) -> None:
+    """Raise StatementError if the last head is signed with another key than the statement.
+
+    Members know the operator by the key of the heads that they hold. Otherwise somebody else could
+    make another statement of the same records.
+    """
+    heads = run.round_heads.read()
+    if heads and bytes.fromhex(heads[-1]["key"]) != public_der(manifest.signer):
+        raise StatementError(
+            f"the statement is signed with the key {fingerprint(manifest.signer)}, and the last "
+            f"head in {run.round_heads.path.name} with another one"
         )
 
 

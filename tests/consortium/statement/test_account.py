@@ -352,6 +352,19 @@ def test_shares_per_draw_are_of_means(tmp_path):
     assert [m.cents for m in by_sum.members] == [50_00, 15_00, 5_00]
 
 
+@pytest.mark.parametrize("names", [{}, {1002: "cyd"}])
+def test_that_somebody_was_never_drawn_does_not_follow_from_the_names_that_are_said(
+    tmp_path, names
+):
+    """Ties depend on it, and whom the operator names in a statement is bound by nothing."""
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5, node_ids={0: 1000, 1: 1001})
+    here = {"round": 1, "partition_id": 2, "client_id": 1002, "presence": "there", "at": ""}
+    RunFolder(run_dir).attendance.replace([here])
+    settled = settle(read_run(run_dir, names))
+    assert settled.is_drawn
+    assert settled.never_drawn == (names.get(1002, "node 1002"),)
+
+
 def late_account(folder, contributions, asked_in, **how):
     """Return the account of a run in which client 1's replies came late."""
     run_dir = make_run(folder / "run", contributions)

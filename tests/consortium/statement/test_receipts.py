@@ -19,7 +19,7 @@ from client_app import app as client_app
 from fedif_consortium.evidence.attempts import read_attempts
 from fedif_consortium.evidence.check_signatures import SignedMember
 from fedif_consortium.evidence.keys import read_members, read_private_key
-from fedif_consortium.evidence.part import ReceiptBook
+from fedif_consortium.evidence.part import ReceiptBook, read_chain, run_id
 from fedif_consortium.evidence.receipts import RoundChain, ToldRound
 from fedif_consortium.evidence.signed import TERMS, SignedUpdate
 from fedif_consortium.federation.records import public_line
@@ -131,6 +131,47 @@ def test_heads_that_are_signed_anew_with_another_key_are_found(honest, copied):
     rebuilt(copied, Ed25519PrivateKey.generate())
     with pytest.raises(StatementError, match="ada holds a head that is signed with another key"):
         verify(copied.path, receipts=held(honest))
+
+
+def test_a_statement_is_signed_with_the_key_of_the_last_head(honest, copied):
+    """Else somebody with the records could make another statement of them."""
+    stranger = Ed25519PrivateKey.generate()
+    make_statement(copied.path, stranger)
+    with pytest.raises(StatementError, match=r"last head in round_heads\.csv with another one"):
+        verify(copied.path)
+    # A head is the same whoever signs it, so members compare the keys of each.
+    last = read_chain(copied, run_id(copied)).rounds[-1]
+    again = ToldRound.by(stranger, **last.model_dump(exclude={"key", "signature"}))
+    cells = {"key": again.key.hex(), "signature": again.signature.hex()}
+    rewrite(copied.round_heads, altered({"round": str(last.number)}, **cells))
+    make_statement(copied.path, stranger, again=True)
+    verify(copied.path)
+    with pytest.raises(StatementError, match="ada holds a head that is signed with another key"):
+        verify(copied.path, receipts=held(honest))
+
+
+def test_records_are_of_the_run_that_is_declared(copied, key):
+    """Members would find no receipts of the run's id, and no signature of theirs."""
+    provenance = copied.provenance.read()
+    copied.provenance.write({**provenance, "run_id": 32 * "0"})
+    copied.signatures.path.unlink()
+    rebuilt(copied, key)
+    declared = provenance["run_id"][:8]
+    words = f"run id '00000000', and the attempt that is declared has '{declared}'"
+    with pytest.raises(StatementError, match=words):
+        verify(copied.path)
+
+
+def test_rounds_are_of_the_run_that_their_attempt_is_declared_as(copied, key):
+    """An attempt that began anew, under another id, is said to have been a part of this run."""
+    provenance = copied.provenance.read()
+    of_run = provenance["attempts"]["attempts"][0]
+    attempts = {**provenance["attempts"], "attempts": [{**of_run, "run": 32 * "0"}, of_run]}
+    copied.provenance.write({**provenance, "attempts": attempts})
+    copied.signatures.path.unlink()
+    rebuilt(copied, key)
+    with pytest.raises(StatementError, match="attempt 1 is declared as one of run 00000000"):
+        verify(copied.path)
 
 
 def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):

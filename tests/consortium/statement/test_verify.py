@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,7 +26,7 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import ConfigError, FedIFError, StatementError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.statement.runs import make_run
-from tests.consortium.statement.signed_runs import rewrite, without
+from tests.consortium.statement.signed_runs import altered, rewrite, without
 
 
 def sign_again(run_dir: Path, key: SigningKey, **changes: object) -> None:
@@ -239,6 +240,47 @@ def remake(run_dir: Path, key: SigningKey) -> None:
     make_statement(run_dir, key, again=True)
 
 
+def remake_and_check(run_dir: Path, key: SigningKey) -> None:
+    remake(run_dir, key)
+    verify(run_dir)
+
+
+def without_a_reply(run_dir: Path) -> None:
+    """Pay a friend who sent nothing that was used: it has nothing to sign."""
+    run = RunFolder(run_dir)
+    of_friend = {row["round"] for row in run.clients.read() if row["client_id"] == "2"}
+    rewrite(run.clients, altered({"client_id": "2"}, status="refused"))
+
+    def counted(row):
+        fewer = {"accepted": str(int(row["accepted"]) - 1), "rejected": "1"}
+        return {**row, **fewer} if row["round"] in of_friend else row
+
+    rewrite(run.rounds, lambda rows: list(map(counted, rows)))
+
+
+def owed(run_dir: Path, key: SigningKey) -> None:
+    """Let members pay: an operator changes its own program."""
+    with patch("fedif_consortium.statement.bundle.require"):
+        make_statement(run_dir, key, again=True, budget_cents=-1000_00)
+    verify(run_dir)
+
+
+def named_stranger(run_dir: Path, key: SigningKey) -> None:
+    """Say that there was a member that no record knows."""
+    with patch("fedif_consortium.statement.bundle.require_members"):
+        make_statement(run_dir, key, again=True, names={1: "hospital-2", 9: "eve"})
+    verify(run_dir)
+
+
+def untouched(_: Path) -> None:
+    """Change nothing."""
+
+
+def settled_on(name: str):
+    """Say that the run had a setting, of which the records have nothing."""
+    return edited("config.json", "{", f'{{"{name}": true,')
+
+
 PAGES = "statement/members/00"
 ROUNDS = ("attribution_rounds.csv", "rounds.csv")
 UNEVEN = edited("attribution_rounds.csv", "0.625,0.625,0.0", "0.625,0.5,0.125")
@@ -257,6 +299,31 @@ TAMPERED = [
         edited("statement/statement.json", "{", '{"more": 1,'),
         sign_and_check,
         "statement.json has 'more'",
+    ),
+    (
+        without_a_reply,
+        remake,
+        r"client 2 has a part in round 1, and clients\.csv has no reply of it that was accepted",
+    ),
+    (untouched, owed, r"budget_cents = -100000; allowed: 0 or more"),
+    (untouched, named_stranger, "statement.json: names: client_id 9: no such member in this run"),
+    (
+        settled_on("evidence.receipts"),
+        remake_and_check,
+        r"round_heads\.csv has no head, and the run has evidence\.receipts = True",
+    ),
+    (
+        settled_on("evidence.require-signatures"),
+        remake_and_check,
+        r"round 1: .* is not signed, and the run has evidence\.require-signatures = True",
+    ),
+    *(
+        (
+            settled_on("credit.secret-validation"),
+            then,
+            r"no paying_commitment, and the run has credit\.secret-validation = True",
+        )
+        for then in (remake, sign_and_check)
     ),
     (UNEVEN, check, "attribution_rounds.csv was changed"),
     (written("model.pt", ""), remake, "model.pt holds no model"),
