@@ -226,6 +226,9 @@ def verify(
     typer.echo(f"Unchanged: {path}, made {verified.manifest.made}")
     for line in _lines_of(verified, is_of_run=path.is_dir()):
         typer.echo(line)
+    checked = _checked(verified, is_page=path.is_file())
+    not_checked = "; ".join(_not_checked(verified, has_key=bool(key), has_members=bool(members)))
+    typer.echo(f"Checked: {checked}. Not checked: {not_checked}")
 
 
 def _lines_of(verified: Verified, *, is_of_run: bool) -> Iterator[str]:
@@ -250,6 +253,43 @@ def _lines_of(verified: Verified, *, is_of_run: bool) -> Iterator[str]:
     if verified.redone:
         rounds = ", ".join(str(number) for number in verified.redone)
         yield f"Done again after the run was resumed: rounds {rounds}"
+    if verified.last_round < verified.planned_rounds:
+        yield (
+            f"The records end with round {verified.last_round}, and the run has num-server-rounds "
+            f"= {verified.planned_rounds}: ask why"
+        )
+    yield f"To compare with other members, who have the same: {verified.digest}"
+
+
+def _checked(verified: Verified, *, is_page: bool) -> str:
+    """Return what was checked, in words."""
+    if is_page:
+        return "this is a page of the statement that the operator's key above signed"
+    if not verified.has_records:
+        return "the statement's files are as the operator's key above signed them"
+    return "the records agree with each other and with the account, as the key above signed them"
+
+
+def _not_checked(verified: Verified, *, has_key: bool, has_members: bool) -> Iterator[str]:
+    """Yield what was not checked, in words, each with the option or command that checks it."""
+    from fedif_consortium.statement.pages import made_with
+
+    if not has_key:
+        yield "that the key is the operator's (--key)"
+    if not verified.has_records:
+        yield "that it follows from the records (verify the run's folder)"
+        return
+    if verified.manifest.made_with != made_with():
+        yield "that pages show what the records say (another version made them)"
+    if not has_members:
+        yield "that members sent these updates (--members)"
+    if not verified.manifest.head:
+        yield "that the records were not rewritten (there are no receipts)"
+    elif not verified.receipts:
+        yield "that members were told these records (--receipts)"
+    elif len(verified.receipts) < verified.num_members:
+        yield "that the other members were told these records (their --receipts)"
+    yield "weights and contributions (fedif replay)"
 
 
 def _lines_of_signers(verified: Verified) -> Iterator[str]:

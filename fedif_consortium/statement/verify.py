@@ -21,7 +21,12 @@ from fedif_consortium.evidence.check_signatures import (
     read_signatures,
 )
 from fedif_consortium.evidence.held_receipts import HeldReceipts
-from fedif_consortium.evidence.keys import VerifyingKey, fingerprint, public_der
+from fedif_consortium.evidence.keys import (
+    VerifyingKey,
+    content_fingerprint,
+    fingerprint,
+    public_der,
+)
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.evidence.part import run_id
 from fedif_consortium.statement.account import Account, settle
@@ -80,6 +85,10 @@ class Verified:
         Updates that members sent, and of which the records say that no reply came.
     chosen : tuple of str
         Terms of pay that the run config leaves open, so that the operator chose them.
+    num_members : int
+        How many members the statement has; 0 where the records are not here.
+    last_round, planned_rounds : int
+        The last round of the records, and ``num-server-rounds`` of the run config; 0: not known.
     """
 
     signed: ReadStatement
@@ -89,6 +98,9 @@ class Verified:
     redone: tuple[int, ...] = ()
     lost: tuple[LostUpdate, ...] = ()
     chosen: tuple[str, ...] = ()
+    num_members: int = 0
+    last_round: int = 0
+    planned_rounds: int = 0
 
     @property
     def declared(self) -> Attempts | None:
@@ -99,6 +111,16 @@ class Verified:
     def manifest(self) -> Manifest:
         """The content of the statement."""
         return self.signed.statement.predicate
+
+    @property
+    def has_records(self) -> bool:
+        """Whether the run's records were here and checked, not its pages or its statement alone."""
+        return self.num_members > 0
+
+    @property
+    def digest(self) -> str:
+        """The fingerprint of the signed content, which is the same for all members."""
+        return content_fingerprint(self.signed.envelope.payload)
 
     @property
     def key(self) -> str:
@@ -203,6 +225,9 @@ def _verify_run(
         redone=checked.redone,
         lost=checked.lost,
         chosen=_find_chosen_terms(account, agreed),
+        num_members=len(account.members),
+        last_round=account.last_round,
+        planned_rounds=int(agreed.get("num-server-rounds") or 0),
     )
 
 

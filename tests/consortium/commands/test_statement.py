@@ -49,6 +49,38 @@ def test_a_statement_is_made_signed_collected_and_checked(tmp_path, monkeypatch)
     assert "Made by another version, so not checked" in call("verify", run_dir)
 
 
+def test_the_last_line_says_what_was_checked_and_what_was_not(tmp_path):
+    run_dir = make_run(tmp_path / "run", [{0: 0.5, 1: 0.25}] * 5)
+    config = RunFolder(run_dir).config
+    config.write({**config.read(), "num-server-rounds": 7})
+    key = tmp_path / "operator.pem"
+    call("statement", run_dir, "--key", key)
+    operator = fingerprint(load_key(key).public_key())
+    whose, same = "that the key is the operator's (--key)", "To compare with other members"
+    *_, early, digest, last = call("verify", run_dir).splitlines()
+    assert early == "The records end with round 5, and the run has num-server-rounds = 7: ask why"
+    assert digest.startswith(same)
+    records = "the records agree with each other and with the account, as the key above signed them"
+    assert last == (
+        f"Checked: {records}. Not checked: {whose}; that members sent these updates (--members); "
+        "that the records were not rewritten (there are no receipts); weights and contributions "
+        "(fedif replay)"
+    )
+    page = run_dir / "statement" / "members" / "001.html"
+    shutil.copy(run_dir / "statement" / "manifest.intoto.json", page.parent)
+    *_, of_page, last = call("verify", page, "--key", operator).splitlines()
+    assert of_page == digest
+    assert last == (
+        "Checked: this is a page of the statement that the operator's key above signed. Not "
+        "checked: that it follows from the records (verify the run's folder)"
+    )
+    (page.parent / "manifest.intoto.json").unlink()
+    alone = shutil.copytree(run_dir / "statement", tmp_path / "alone")
+    last = call("verify", alone).splitlines()[-1]
+    files = "the statement's files are as the operator's key above signed them"
+    assert last.startswith(f"Checked: {files}. Not checked: {whose}; that it follows from")
+
+
 def test_a_statement_is_signed_with_the_key_that_members_know(tmp_path, monkeypatch):
     """Made by hand as by the run: with the federation's key, never with one of the home folder."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
