@@ -85,7 +85,8 @@ class _Sent:
         lies[:, places] = 0
         left = (self.length**2 - lies.square().sum(dim=1)).clamp_min(0).sqrt()  # [k]
         direction = torch.where(places, self.step, 0.0)
-        return lies - left[:, None] * direction / direction.norm()
+        turned: Tensor = lies - left[:, None] * direction / direction.norm()
+        return turned
 
 
 def round_of(updates: Tensor, server_round: int) -> RoundUpdates:

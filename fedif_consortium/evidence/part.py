@@ -373,8 +373,8 @@ class ReceiptBook(Callback):
         told_round = ToldRound.by(self._key, **self._chain.next(leaves, **about))
         append_line(receipts.path, "\n".join(leaves))
         head = _head(told_round)
-        cells = [head.get(column) for column in heads.columns]
-        append_line(heads.path, csv_text([cells]).rstrip())
+        head_cells = [head.get(column) for column in heads.columns]
+        append_line(heads.path, csv_text([head_cells]).rstrip())
         self._chain.add(told_round)
 
 

@@ -197,7 +197,7 @@ def _draws_all(data: Any) -> bool:
         draws_each_once = type(sampler) is SequentialSampler
     if not draws_each_once or not isinstance(sampler, Sized):
         return False
-    return len(sampler) == len(data.dataset)  # type: ignore[arg-type]
+    return len(sampler) == len(data.dataset)
 
 
 def _in_order(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -132,8 +132,8 @@ def _joined(parts: Sequence[Any], counts: Sequence[int | None]) -> Any:
         return items if isinstance(first, list) else tuple(items)
     _require_alike(parts)
     if isinstance(first, Mapping):
-        items = {key: _joined([part[key] for part in parts], counts) for key in first}
-        return rebuilt_mapping(first, items)
+        joined_items = {key: _joined([part[key] for part in parts], counts) for key in first}
+        return rebuilt_mapping(first, joined_items)
     if isinstance(first, list | tuple):
         joined = [_joined(items, counts) for items in zip(*parts, strict=True)]
         return rebuilt(first, joined)
