@@ -264,6 +264,33 @@ def test_the_page_says_what_the_rows_say_beside_its_tables():
         assert words in page, words
 
 
+def test_what_to_do_says_how_much_money_moves_and_what_liars_get():
+    page = " ".join((RESULTS.parent / "held-out-data.md").read_text().split())
+    sizes = {"fashion-mnist": ("100", "500", "2000"), "digits": ("100", "500")}
+    honest = {"attack": "none", "strategy": "fedavg", "treatment": "corrected"}
+
+    def moved(wrong: str, least: int) -> str:
+        percents = [
+            100 * mean_of("moved", data=data, examples=size, wrong=wrong, **honest)
+            for data, sizes_of_data in sizes.items()
+            for size in sizes_of_data
+            if int(size) >= least
+        ]
+        return f"{min(percents):.0f} to {max(percents):.0f} % moved"
+
+    assert f"| yes: {moved('0.1', 100)} |" in page
+    assert f"have 500 examples or more: {moved('0.3', 500)} |" in page
+    lying = {"attack": "label-noise", "strategy": "fedavg", "treatment": "as it is"}
+    wrong = {"wrong": "0.3", **lying}
+    few = [mean_of("liars_share", data=data, examples="20", **wrong) for data in sizes]
+    assert 0.5 < min(few) < max(few) < 0.67  # "half to two thirds"
+    readme = " ".join((RESULTS.parent.parent / "README.md").read_text().split())
+    paid = 100 * mean_of("liars_share", examples="500", **wrong)
+    assert mean_of("liars_share", examples="500", **(wrong | {"treatment": "corrected"})) == 0
+    words = f"with 30 % wrong of 500 labels, three liars were paid nothing instead of {paid:.0f} %"
+    assert words in readme
+
+
 def test_of_right_labels_no_model_that_was_not_ruined_contradicts_more_than_the_page_says():
     shares = []
     for one in read_rows(CSV):
