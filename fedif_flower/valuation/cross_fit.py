@@ -387,8 +387,10 @@ class _Adam:
     def step(self, slopes: Sequence[Tensor]) -> None:
         """Take one step by the gradients ``slopes``: the parameters change in place."""
         self.steps += 1
+        # The gradients of an embedding may be sparse, which running means cannot be.
         gradients = [
-            slope.detach().to(value.dtype) for slope, value in zip(slopes, self.wide, strict=True)
+            slope.detach().to_dense().to(value.dtype)
+            for slope, value in zip(slopes, self.wide, strict=True)
         ]
         torch._foreach_lerp_(self.means, gradients, 1 - 0.9)
         torch._foreach_mul_(self.squares, 0.999)

@@ -154,7 +154,8 @@ class Judge:
                     retain_graph=place + 1 < len(losses),
                     materialize_grads=True,
                 )
-                gradient = torch.cat([piece.reshape(-1) for piece in pieces])  # [d]
+                # The gradients of an embedding may be sparse.
+                gradient = torch.cat([piece.to_dense().reshape(-1) for piece in pieces])  # [d]
                 totals[place].add_(gradient.to(wide), alpha=share)
         return totals
 

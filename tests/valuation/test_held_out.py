@@ -182,6 +182,16 @@ def test_held_out_models_are_trained_by_adam():
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-6, atol=0.0)
 
 
+def test_held_out_models_may_have_sparse_gradients():
+    table = nn.Embedding(3, 2, sparse=True)
+    before = table.weight.detach().clone()
+    (slope,) = torch.autograd.grad(table(torch.tensor([1, 1])).sum(), [table.weight])
+    cross_fit._Adam([table.weight]).step([slope])
+    moved = before - table.weight.detach()
+    expected = cross_fit.LEARNING_RATE * torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]])
+    torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-6)
+
+
 def test_a_way_in_which_the_set_cannot_be_examined_is_refused():
     with pytest.raises(ConfigError, match="120 examples cannot be examined like this"):
         vet(held_out(digits()[1]), way=Way("own", 7, 50))

@@ -173,6 +173,16 @@ def test_descent_attribution_shapley_take_the_corrected_loss():
     assert own.sample(2, torch.Generator().manual_seed(0)).noise == 0.2
 
 
+def test_gradients_for_several_shares_of_a_sparse_embedding_are_those_of_each_alone():
+    words = torch.tensor([[0, 1], [2, 3], [3, 3], [1, 4]])
+    model = nn.Sequential(nn.EmbeddingBag(5, 2, sparse=True), nn.Linear(2, 2))
+    validation = Validation(model, words, torch.tensor([0, 1, 1, 0]), noise=0.2, device="cpu")
+    params = validation.params()
+    gradients = validation.noise_gradients([0.2, 0.1], params)
+    alone = [validation.gradient(params), validation.with_noise(0.1).gradient(params)]
+    torch.testing.assert_close(gradients, alone)
+
+
 def test_with_noise_shares_the_data_and_leaves_the_first_alone():
     plain = judge()
     own = plain.with_noise(0.2)
