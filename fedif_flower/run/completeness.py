@@ -11,6 +11,7 @@ A late reply that counted is usable.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -114,7 +115,7 @@ class MemberTurns:
             return "never answered"
         if self.participation is None:
             return "never asked"
-        return f"{100 * self.participation:.0f} %"
+        return whole_percent(self.participation)
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,9 @@ class _Recorded:
         count["asked"] = len(self.requests) - count["open"]
         # Rounds in which it was not registered any more, or kept away by a callback, are no turns.
         missed = [number for number, why in absences.items() if why in ("offline", "paused")]
-        turns = count["asked"] + sum(average.get(number, 0.0) for number in missed)
+        missed_turns = math.fsum(average.get(number, 0.0) for number in missed)
+        # In floating point 36 thirds are more than 12, and 12 of 24 replies less than a half.
+        turns = count["asked"] + round(missed_turns, 9)
         usable = count["answered"] + count["late"]
         participation = None
         if turns:
@@ -328,6 +331,12 @@ def completeness(
     return Completeness(verdict, tuple(reasons), tuple(members), last)
 
 
+def whole_percent(share: float) -> str:
+    """Return a share in whole percent, rounded down: 49.6 % must not read as a half."""
+    # In floating point 100 * 0.29 is 28.999..., and means 29.
+    return f"{math.floor(100 * share + 1e-9)} %"
+
+
 def is_failed(row: Line) -> bool:
     """Whether a round failed, or most of its clients did."""
     num_asked = row["accepted"] + row["rejected"] + row["failed"]
@@ -411,7 +420,7 @@ def _verdict_on(
         reasons.append("The last round failed.")
     if short:
         reasons.append(
-            f"{len(short)} of {len(members)} members took part in less than {100 * least:.0f} % of "
+            f"{len(short)} of {len(members)} members took part in less than {100 * least:g} % of "
             f"their turns: {_listed(short)}."
         )
     if silent:

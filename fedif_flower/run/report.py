@@ -12,6 +12,7 @@ from fedif_flower.run.completeness import (
     NOT_ASKED,
     Completeness,
     MemberTurns,
+    whole_percent,
 )
 from fedif_flower.run.figures import troubles
 from fedif_flower.run.plots import plot_members, plot_progress
@@ -262,7 +263,7 @@ def turns_table(members: Sequence[MemberTurns]) -> ResultTable:
     for member in members:
         participation = ""
         if member.participation is not None:
-            participation = f"{100 * member.participation:.0f} %"
+            participation = whole_percent(member.participation)
         counts = [str(member.count[name]) for name in counted]
         cells.append([member.name, *counts, participation, member.seen])
     columns = ("member", *counted, "took part in", "last seen")

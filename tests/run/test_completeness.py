@@ -95,6 +95,29 @@ def test_a_verdict_says_who_lacks_what(lines, more, letters, verdict, words):
     assert words in judged.headline
 
 
+def test_half_of_the_turns_are_a_half_whatever_thirds_add_up_to():
+    """Of three members one is asked: bob answers 12 rounds, and is offline for 36 thirds of one."""
+    lines = []
+    for number in range(1, 49):
+        client_id = 2 if number <= 12 else 1
+        lines += answers(client_id, number)
+    rounds = [Round(number, num_online=3).line() for number in range(1, 49)]
+    gone = change(13, 2, "offline")
+    judged = completeness(rounds, lines, gone, NAMES, {"least-participation": 0.5})
+    assert (judged.members[0].name, judged.members[0].participation) == ("bob", 0.5)
+    assert judged.verdict == GAPS
+
+
+def test_less_than_a_half_does_not_read_as_a_half():
+    """Bob answers 124 of 250 requests: 49.6 %."""
+    lines = [*answers(2, *range(1, 125)), *answers(2, *range(125, 251), status="away")]
+    rounds = [Round(number, num_online=1).line() for number in range(1, 251)]
+    for least, words in ((0.5, "50 %"), (0.505, "50.5 %")):
+        judged = completeness(rounds, lines, (), NAMES, {"least-participation": least})
+        assert f"in less than {words} of their turns: bob (49 %)." in judged.headline
+    assert turns_table(judged.members).lines[0][-2] == "49 %"
+
+
 @pytest.mark.parametrize(
     ("online", "words"),
     [
