@@ -137,6 +137,20 @@ def test_a_score_that_is_no_number_stands_last(tmp_path):
     assert [m.client_id for m in run.members] == [3, 2, 1, 0]
 
 
+def test_a_rule_without_weights_gives_no_member_the_weight_0(tmp_path):
+    """The median weighs nobody; a refused reply has the weight 0 under any rule."""
+    run = RunFolder(tmp_path)
+    run.rounds.begin()
+    run.rounds.append([{"round": 1, "accepted": 1}, {"round": 2, "accepted": 0}])
+    run.clients.begin()
+    who = {"partition_id": 0, "client_id": 0, "malicious": False}
+    run.clients.append([{**who, "round": 1, "status": "accepted"}])
+    run.clients.append([{**who, "round": 2, "status": "refused", "weight": 0.0}])
+    [member] = load(tmp_path).members
+    assert member.weight is None
+    assert "weight" not in load(tmp_path).table().heading
+
+
 def test_who_is_no_member_any_more_is_away(tmp_path):
     run = by_hand(tmp_path)
     path = run.folder.clients.path

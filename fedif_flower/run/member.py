@@ -31,8 +31,8 @@ class Member:
         :attr:`Run.interval <fedif_flower.run.results.Run>` says over what it varies.
     weight_score : float, optional
         Its weight score Omega after its last round, where the strategy has one.
-    weight : float
-        The sum of its aggregation weights over the rounds.
+    weight : float, optional
+        The sum of its aggregation weights over the rounds; ``None``: the strategy gives no weights.
     malicious : bool
         Whether it is known to misbehave.
     """
@@ -48,7 +48,7 @@ class Member:
     low: float | None
     high: float | None
     weight_score: float | None
-    weight: float
+    weight: float | None
     malicious: bool
 
     @property

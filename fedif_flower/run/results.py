@@ -231,7 +231,7 @@ class Run:
             "contribution": shown_number(member.contribution, form),
             self.interval: interval,
             "weight score": shown_number(member.weight_score, forms["weight_score"]),
-            "weight": f"{member.weight:.3f}",
+            "weight": shown_number(member.weight, ".3f"),
             "accepted": str(member.accepted),
             "refused": str(member.refused),
             "failed": str(member.failed or "-"),
@@ -362,9 +362,20 @@ def _member(name: str, lines: Sequence[Line], contribution: Contribution) -> Mem
         low=contribution.low,
         high=contribution.high,
         weight_score=weight_score,
-        weight=math.fsum(line["weight"] or 0.0 for line in lines),
+        weight=_sum_of_weights(lines),
         malicious=bool(latest["malicious"]),
     )
+
+
+def _sum_of_weights(lines: Sequence[Line]) -> float | None:
+    """Return the sum of a member's weights; ``None``: its updates were combined without weights."""
+    weights = []
+    for line in lines:
+        if line["weight"] is not None:
+            weights.append(line["weight"])
+        elif line["status"] == "accepted":  # A rule such as the median gives no client a weight.
+            return None
+    return math.fsum(weights)
 
 
 def _form_of(members: Sequence[Member], column: str) -> str:
