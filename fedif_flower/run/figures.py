@@ -55,7 +55,7 @@ def summarize(
         "test_accuracy": _last(accuracies),
         "test_accuracy_last_ten": _mean(of_last_ten(tested, "test_accuracy")),
         "test_accuracy_best": max(accuracies, default=None),
-        "validation_accuracy": _last(_column(rounds, "validation_accuracy")),
+        "validation_accuracy": _last(_column(trained, "validation_accuracy")),
         "attack_success": attack_success,
         **_metrics(trained, metrics, with_loss=not _column(rounds, "test_accuracy")),
         "malicious_weight_share": _malicious_weight_share(clients),

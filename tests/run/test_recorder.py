@@ -101,6 +101,16 @@ def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated():
     assert summarize(rounds, [])["test_accuracy_last_ten"] == pytest.approx(0.55)
 
 
+def test_figures_of_the_model_before_the_first_round_are_nobody_s_result():
+    """Every tenth round is evaluated, and the run ends in the third."""
+    others = {"status": "ok", "accepted": 1, "rejected": 0, "failed": 0, "round_failed": 0}
+    rounds = [{"round": n, **others} for n in range(4)]
+    rounds[0] |= {"test_accuracy": 0.1, "validation_accuracy": 0.2}
+    figures = summarize(rounds, [])
+    assert (figures["test_accuracy"], figures["validation_accuracy"]) == (None, None)
+    assert figures["last_evaluated_round"] == 0
+
+
 def test_a_malicious_client_that_scores_as_an_honest_one_is_told_half():
     """Malicious are 1 and 3: of their pairs with 0 and 2 three are in order, and (1, 0) is even."""
     lines = []
