@@ -212,7 +212,8 @@ class RunConfig(ClientConfig, StrategyConfig):
         strategy = str(values["strategy"])
         dataset = str(values["dataset"])
         malicious = values["malicious-fraction"]
-        if not (isinstance(malicious, int | float) and 0 <= malicious <= 1):
+        is_number = isinstance(malicious, int | float) and not isinstance(malicious, bool)
+        if not (is_number and 0 <= malicious <= 1):
             # A share that is not allowed is refused later, as an error of malicious-fraction.
             malicious = cls.model_fields["assumed_malicious_fraction"].default
         learning_rate = 0.001

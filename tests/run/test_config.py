@@ -311,6 +311,11 @@ def test_real_nodes_are_waited_for_until_a_round_can_have_enough(settings, fewes
     assert read_config_and_count_nodes(Coming(client_app, 50), settings).num_clients == fewest
 
 
+def test_a_share_that_is_no_number_is_an_error_of_its_own_key():
+    with pytest.raises(ConfigError, match=r"^malicious-fraction = True; allowed: a number"):
+        RunConfig.from_run_config({"malicious-fraction": True})
+
+
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
