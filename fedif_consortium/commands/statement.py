@@ -281,6 +281,8 @@ def _not_checked(verified: Verified, *, has_key: bool, has_members: bool) -> Ite
         return
     if verified.manifest.made_with != made_with():
         yield "that pages show what the records say (another version made them)"
+    if verified.not_here:
+        yield "the files that are not here"
     if not has_members:
         yield "that members sent these updates (--members)"
     if not verified.manifest.head:

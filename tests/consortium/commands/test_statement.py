@@ -66,6 +66,9 @@ def test_the_last_line_says_what_was_checked_and_what_was_not(tmp_path):
         "that the records were not rewritten (there are no receipts); weights and contributions "
         "(fedif replay)"
     )
+    (run_dir / "model.pt").unlink()
+    last = call("verify", run_dir).splitlines()[-1]
+    assert f"Not checked: {whose}; the files that are not here; that members sent" in last
     page = run_dir / "statement" / "members" / "001.html"
     shutil.copy(run_dir / "statement" / "manifest.intoto.json", page.parent)
     *_, of_page, last = call("verify", page, "--key", operator).splitlines()
