@@ -108,7 +108,11 @@ NAMES = {1000: "hospital-1", 1001: "hospital-2", 1002: "hospital-3"}
 # A run of real nodes counts its attempts. This is the run config that make_run writes.
 AGREED = {"strategy": "fedif", "gamma": 0.3, "attribution": "simpson"}
 ATTEMPT = {"run": "0" * 32, "config": config_hash(AGREED)}
-COUNTED = {"attempts": {"name": "run", "attempts": [ATTEMPT]}, RUN_CONFIG: AGREED}
+COUNTED = {
+    "run_id": ATTEMPT["run"],
+    "attempts": {"name": "run", "attempts": [ATTEMPT]},
+    RUN_CONFIG: AGREED,
+}
 
 
 @pytest.fixture
