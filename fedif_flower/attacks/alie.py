@@ -13,7 +13,7 @@ from fedif_flower.errors import require
 from fedif_flower.settings import Setting
 
 # Clients of a federation so large that only the share of malicious ones counts, below a half.
-_MANY = 10_000
+_MANY_CLIENTS = 10_000
 
 
 def largest_shift(num_clients: int, num_malicious: int) -> float:
@@ -95,5 +95,5 @@ class Alie(ShiftedMean):
         if self.z is not None:
             return self.z
         # At most all but one: largest_shift divides by the number of honest clients.
-        malicious = min(round(self.malicious_fraction * _MANY), _MANY - 1)
-        return largest_shift(_MANY, malicious)
+        malicious = min(round(self.malicious_fraction * _MANY_CLIENTS), _MANY_CLIENTS - 1)
+        return largest_shift(_MANY_CLIENTS, malicious)

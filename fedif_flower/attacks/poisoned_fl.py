@@ -15,8 +15,8 @@ from fedif_flower.settings import Setting
 # The paper's constants: the smallest factor, and what c is multiplied by after updates that the
 # server seems to have filtered out.
 _LEAST_FACTOR = 0.5
-_REDUCTION = 0.7
-_SIGNIFICANT = 2.326  # Standard deviations of a one-sided test with p = 0.01.
+_FACTOR_AFTER_FILTERING = 0.7
+_SIGNIFICANT_DEVIATIONS = 2.326  # Standard deviations of a one-sided test with p = 0.01.
 
 
 @dataclass
@@ -74,7 +74,7 @@ class PoisonedFL(Colluder):
             if not _follows(received - self._judged, self._signs):
                 # A factor that was set below the least one stays as it is.
                 least = min(self.factor, _LEAST_FACTOR)
-                self.factor = max(_REDUCTION * self.factor, least)
+                self.factor = max(_FACTOR_AFTER_FILTERING * self.factor, least)
             self._judged = received.clone()
         step = received - before
         sent_direction = torch.zeros_like(step)
@@ -96,4 +96,4 @@ def _follows(change: Tensor, signs: Tensor) -> bool:
     along = int((change.sign() == signs).sum())
     d = len(signs)
     # By chance, their number is binomial with mean d / 2 and standard deviation sqrt(d) / 2.
-    return along > d / 2 + _SIGNIFICANT * math.sqrt(d) / 2
+    return along > d / 2 + _SIGNIFICANT_DEVIATIONS * math.sqrt(d) / 2

@@ -158,17 +158,19 @@ class KeptAttribution(Kept):
         self._attribution = attribution
         self._secret = {NONCE: "", **secret}
 
-    def tell_widths(self, found: RoundAttribution) -> None:
+    def tell_widths(self, attributed: RoundAttribution) -> None:
         """Log once, after some rounds, how precisely the members' shares are known so far."""
         attribution = self._attribution
-        if found.server_round == ENOUGH_ROUNDS and (
-            width := widest_share(attribution.rounds, attribution.block_weights)
-        ):
+        if attributed.server_round != ENOUGH_ROUNDS:
+            return
+        width = widest_share(attribution.rounds, attribution.block_weights)
+        if width:
             logger.info(
                 "attribution: each member's share is known to within %.1f percentage points so far "
                 "(95 %%, with another held-out set of the same size); with four times as many "
                 "examples, to within %.1f",
-                *(100 * width, 50 * width),
+                100 * width,
+                50 * width,
             )
 
     def lines(self, after: int, last_round: int) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from fedif_flower.storage import remove_leftovers, write_atomically, writing
 
 logger = logging.getLogger(__name__)
 
-KEPT = 2  # If the last checkpoint is damaged, the run can be resumed from the one before.
+_MOST_KEPT = 2  # If the last checkpoint is damaged, the run can be resumed from the one before.
 JOURNAL = "records.jsonl"
 _MAGIC = b"fedif-flower checkpoint 4 sha256 "  # 4 is the version of the format.
 
@@ -151,7 +151,7 @@ class CheckpointFolder:
     def _remove_old(self) -> None:
         """Remove all checkpoints but the last ones."""
         paths = list(files_of_rounds(self.folder).values())
-        for old in paths[:-KEPT]:
+        for old in paths[:-_MOST_KEPT]:
             old.unlink()
 
     def find(self, resume: str) -> Checkpoint | None:

@@ -14,7 +14,7 @@ from fedif_flower.tasks.task import Metric
 
 _LARGEST = sys.float_info.max
 # Every evaluation gives a value for at least one of these columns.
-_SEEN = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
+_EVALUATED_COLUMNS = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
 
 
 def summarize(
@@ -171,7 +171,7 @@ def _last_evaluated(rounds: Sequence[Line]) -> int | None:
 
 def _was_evaluated(row: Line) -> bool:
     """Whether a round's model was measured on the test or the validation split."""
-    return any(row.get(name) is not None for name in _SEEN)
+    return any(row.get(name) is not None for name in _EVALUATED_COLUMNS)
 
 
 def _malicious_weight_share(clients: Sequence[Line]) -> float | None:

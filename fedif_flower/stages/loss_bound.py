@@ -24,7 +24,7 @@ DESCENT_STEPS = 4
 
 # The remark at the end of a run says that the loss fell if it fell by more than this share of the
 # loss at the start.
-ENOUGH_OF_FIRST = 0.1
+_MUCH_OF_FIRST_LOSS = 0.1
 
 
 @dataclass(eq=False)
@@ -175,7 +175,7 @@ class LossBound(Stage):
             "steps the one of least loss was taken"
         )
         fell = f"from {self._first:.4g} to {self._least:.4g}"
-        if self._first - self._least > ENOUGH_OF_FIRST * abs(self._first):
+        if self._first - self._least > _MUCH_OF_FIRST_LOSS * abs(self._first):
             return f"{missed}: this is no reason to worry, since the loss fell {fell}"
         return (
             f"{missed}; the loss hardly fell ({fell} at best): try a lower learning-rate; perhaps "

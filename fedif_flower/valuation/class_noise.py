@@ -10,12 +10,13 @@ from torch import Tensor
 from fedif_flower.valuation.label_noise import transition_matrix
 from fedif_flower.valuation.noise_profile import MOST_OF_RANGE, TEMPERATURES
 
-SUREST = 0.4  # Among the examples predicted as one class, the share that models are surest of.
+# Among the examples predicted as one class, the share that models are surest of.
+_SUREST_SHARE = 0.4
 PRIOR = 4.0  # alpha: symmetric chances weigh as much as so many further examples of each class.
 LEAST_OF_CLASS = 20  # Fewer labels of a class say nothing about this class alone.
 MOST_CLASSES = 100
-_STEPS = 60  # Of expectation maximisation. The last ones change the chances by less than 0.001.
-_WITHIN = 0.9  # lambda, in units of the weight at which another label is as likely as the right.
+_EM_STEPS = 60  # Of expectation maximisation. The last ones change the chances by less than 0.001.
+_LAMBDA = 0.9  # lambda, in units of the weight at which another label is as likely as the right.
 
 
 def enough_of_each_class(labels: Tensor, num_classes: int) -> bool:
@@ -64,7 +65,7 @@ def surest_transitions(logits: Tensor, labels: Tensor) -> Tensor:
     counts = torch.zeros(num_classes, num_classes, dtype=torch.float64)
     for label in range(num_classes):
         rows = (answers == label).nonzero().flatten()
-        most = max(int(SUREST * len(rows)), 1)
+        most = max(int(_SUREST_SHARE * len(rows)), 1)
         surest = rows[confidence[rows].argsort(descending=True, stable=True)[:most]]
         counts[label] = labels[surest].bincount(minlength=num_classes).double()
     return _towards_symmetric(counts)
@@ -112,7 +113,7 @@ def likely_transitions(logits: Tensor, labels: Tensor, transitions: Tensor) -> C
     """
     log_probabilities = _likeliest(logits, labels, transitions)  # [n, C]
     observed = torch.nn.functional.one_hot(labels, len(transitions)).double()  # [n, C]
-    for _ in range(_STEPS):
+    for _ in range(_EM_STEPS):
         posterior = (log_probabilities + transitions[:, labels].T.log()).softmax(dim=1)  # q [n, C]
         transitions = _towards_symmetric(posterior.T @ observed)
     transitions = _with_right_labels_ahead(transitions)
@@ -135,7 +136,7 @@ def _with_right_labels_ahead(transitions: Tensor) -> Tensor:
     behind = float((others.max(dim=1).values - right).max())
     if behind < 0:
         return transitions
-    weight = _WITHIN * ahead / (ahead + behind)
+    weight = _LAMBDA * ahead / (ahead + behind)
     return weight * transitions + (1 - weight) * symmetric
 
 

@@ -30,11 +30,11 @@ from fedif_flower.valuation.validation import Validation
 
 LEARNING_RATE = 4e-3  # Of Adam. The task's own learning rate is for its clients' optimizer.
 _TRIED_STEPS = 8  # Steps of each fold that are timed before the training.
-_MUCH = 4  # A single step tells how long a training takes within this factor.
+_TIMING_FACTOR = 4  # A single step tells how long a training takes within this factor.
 _AT_ONCE = 256  # Examples in one forward pass.
 # Parameters: a model with no more is trained by one thread, since several would spend their time
 # waiting for each other.
-_SMALL = 100_000
+_MOST_IN_ONE_THREAD = 100_000
 
 Models = Callable[[int], nn.Module]  # Returns the untrained model of a fold, on the data's device.
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def cross_fit(
     if transitions is not None:
         correction = transitions
     num_threads = torch.get_num_threads()
-    if sum(parameter.numel() for parameter in models(0).parameters()) <= _SMALL:
+    if sum(parameter.numel() for parameter in models(0).parameters()) <= _MOST_IN_ONE_THREAD:
         num_threads = 1
     with torch_threads(num_threads):
         per_epoch = _seconds_per_epoch(models, batch, num_classes, folds, correction, seconds)
@@ -287,7 +287,7 @@ def _seconds_per_epoch(
     # The first step of a process takes longer, so that the second one counts.
     for _ in range(2):
         took = _seconds_of_step(models(0), batch, folds, correction)
-    if took * per_epoch * grids(size)[-1].epochs[-1] > _MUCH * seconds:
+    if took * per_epoch * grids(size)[-1].epochs[-1] > _TIMING_FACTOR * seconds:
         return math.inf
     few = _Steps(folds, (1,), torch.Generator().manual_seed(0), _TRIED_STEPS)
     began = time.perf_counter()

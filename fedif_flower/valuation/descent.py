@@ -22,8 +22,9 @@ from fedif_flower.valuation.validation import Validation
 # Takes params [d] and weights [m]; returns the loss and its gradient [d].
 LossGradient = Callable[[Tensor, Tensor], tuple[float, Tensor]]
 _MOST_GAIN = 2.0  # The 2 in the formula for z_i, in deviations.
-_LONG = 10.0  # In usual lengths: a longer update is left out unless the loss is higher without it.
-_ABSURD = 100.0  # In usual lengths and in model lengths: a longer update is always left out.
+# In usual lengths: a longer update is left out unless the loss is higher without it.
+_LONG_UPDATE = 10.0
+_ABSURD_UPDATE = 100.0  # In usual lengths and in model lengths: a longer update is always left out.
 
 
 class Descent(NamedTuple):
@@ -287,9 +288,9 @@ def _start(
     without them. ``lengths`` [m] are those of the updates, ``model_length`` is that of the model.
     """
     usual = usual_length(lengths)
-    weights = _without(weights, lengths > _ABSURD * max(usual, model_length))
+    weights = _without(weights, lengths > _ABSURD_UPDATE * max(usual, model_length))
     place = look(weights)
-    shorter = _without(weights, lengths > _LONG * usual)
+    shorter = _without(weights, lengths > _LONG_UPDATE * usual)
     if not torch.equal(shorter, weights):
         without = look(shorter)
         # Of equal losses the first one is taken: without the long updates.

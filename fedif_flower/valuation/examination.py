@@ -34,7 +34,7 @@ from fedif_flower.valuation.subsets import count_answers
 from fedif_flower.valuation.validation import Validation
 
 LEAST_EXAMPLES = 50  # Fewer say nothing about the share of wrong labels.
-_SURE = 0.9  # A model is sure of a class that it gives a larger probability.
+_SURE_PROBABILITY = 0.9  # A model is sure of a class that it gives a larger probability.
 logger = logging.getLogger(__name__)
 
 
@@ -315,7 +315,7 @@ def contradicted_share(
                 outputs = judge.model.module(*inputs).float()
                 finite &= outputs.isfinite().all()
                 probability, answer = outputs.softmax(dim=1).max(dim=1)
-                is_other = (probability > _SURE) & (answer != labels)
+                is_other = (probability > _SURE_PROBABILITY) & (answer != labels)
                 counts = objective.counts(labels)
                 contradicted += (is_other & counts).sum()
                 examples += counts.sum()

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 FOLDS = 5
-_MANY = 1000  # From so many training examples on, batches are larger and one correction is enough.
+# From so many training examples on, batches are larger and one correction is enough.
+_MANY_EXAMPLES = 1000
 _BATCH = 32
 _LARGE_BATCH = 64
 _LEAST_STEPS = 150  # The longest training has at least so many steps,
@@ -105,12 +106,12 @@ def grids(num_training: int) -> list[FitGrid]:
     all_epochs = tuple(sorted(set(epochs)))
     fewer_epochs = all_epochs[:-1] or all_epochs
     least = [FitGrid((0.15,), all_epochs), FitGrid((0.15,), fewer_epochs)]
-    if num_training >= _MANY:
+    if num_training >= _MANY_EXAMPLES:
         return least
     return [FitGrid((0.0, 0.3), all_epochs), *least]
 
 
 def steps_of(num_training: int) -> int:
     """Return how many batches of about equal size an epoch has."""
-    size = _BATCH if num_training < _MANY else _LARGE_BATCH
+    size = _BATCH if num_training < _MANY_EXAMPLES else _LARGE_BATCH
     return max(round(num_training / size), 1)

@@ -14,7 +14,8 @@ GRID = (0.0, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 
 TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 4.0)
 DRAWS = 200  # Of the bootstrap.
 TAIL = 0.05  # The share of the draws that lies beyond either end of the interval.
-QUARTER = 0.25  # The loss is corrected although up to this share of the draws has no wrong labels.
+# The loss is corrected although up to this share of the draws has no wrong labels.
+_LOWER_QUARTILE = 0.25
 MOST_OF_RANGE = 0.95  # The largest share in units of (C - 1) / C, at which labels say nothing.
 
 
@@ -84,7 +85,7 @@ def profile(logits: Tensor, labels: Tensor, generator: torch.Generator) -> Profi
     best = max(range(len(noises)), key=heights.__getitem__)
     drawn = torch.stack(drawn_heights).argmax(dim=0)  # [B]
     drawn_noises = torch.tensor(noises, dtype=torch.float64)[drawn]
-    tails = torch.tensor([TAIL, QUARTER, 1 - TAIL], dtype=torch.float64)
+    tails = torch.tensor([TAIL, _LOWER_QUARTILE, 1 - TAIL], dtype=torch.float64)
     low, lower_quartile, high = drawn_noises.quantile(tails).tolist()
     setting, temperature = divmod(places[best], len(TEMPERATURES))
     probabilities = (logits[setting] / TEMPERATURES[temperature]).softmax(dim=-1)

@@ -18,9 +18,9 @@ from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import as_figure
 from fedif_flower.valuation.subsets import draw_batches
 
-_MOST = 64  # The most examples on which a function is tried.
+_MOST_EXAMPLES = 64  # The most examples on which a function is tried.
 _ROUNDINGS = 1000  # Tolerance in roundings (eps): a sum over so few examples is off by much less.
-_FAR = 0.01  # Relative tolerance: even the faster, coarser arithmetic of a GPU is off by less.
+_TOLERANCE = 0.01  # Relative: even the faster, coarser arithmetic of a GPU is off by less.
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def some_examples(batches: Sequence[Any]) -> Any:
         Of any type, if batches cannot be divided or joined.
     """
     largest = max(count_rows(batch) for batch in batches)
-    count = min(max(largest, 2), _MOST)
+    count = min(max(largest, 2), _MOST_EXAMPLES)
     drawn = draw_batches(batches, count, torch.Generator().manual_seed(0))
     joined = join(drawn if drawn else batches)
     if num_rows(joined) is None:
@@ -162,7 +162,7 @@ class Divided(NamedTuple):
         """Whether the whole's figure differs from the mean by far more than rounding."""
         figures = [abs(float(sized.figure)) for sized in self[:3] if sized.size]
         rounding = _ROUNDINGS * torch.finfo(self.whole.figure.dtype).eps
-        tolerance = max(rounding, _FAR) * max(figures, default=0.0)
+        tolerance = max(rounding, _TOLERANCE) * max(figures, default=0.0)
         return abs(float(self.whole.figure) - self.mean) > tolerance
 
     @property
