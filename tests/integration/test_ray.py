@@ -141,16 +141,18 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_says_how_the_run_goes_on(she
         "device": "cpu",
     }
     pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    own = ("-c", f'{pairs} run-name="stopped"', "--output-dir", str(tmp_path))
+    own = ("-c", pairs, "--output-dir", str(tmp_path / "runs"))
     command = (sys.executable, "simulation.py", "run", *own)
     process = shell.start(tmp_path / "printed", *command, cwd=REPOSITORY)
-    run_dir = tmp_path / "stopped"
 
     def printed() -> str:
         return (tmp_path / "printed").read_text()
 
+    def rounds() -> int:
+        return max((len(read_rows(path)) for path in tmp_path.glob("runs/*/rounds.csv")), default=0)
+
     deadline = time.monotonic() + 240
-    while len(read_rows(run_dir / "rounds.csv")) < 4:
+    while rounds() < 4:
         assert process.poll() is None, printed()
         assert time.monotonic() < deadline, printed()
         time.sleep(0.1)
@@ -165,4 +167,7 @@ def test_ctrl_c_ends_all_of_make_runs_processes_and_says_how_the_run_goes_on(she
     )[0]
     assert 1 <= int(stopped) < 40
     assert int(next_round) >= int(stopped)
+    (run_dir,) = (tmp_path / "runs").iterdir()
     assert not (run_dir / "summary.json").exists()
+    # As in `make run`, nobody has named the run or its model.
+    assert {row["status"] for row in read_rows(run_dir / "clients.csv")} == {"accepted"}
