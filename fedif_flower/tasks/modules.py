@@ -182,12 +182,30 @@ def copy_module(model: nn.Module, shared: dict[int, Any] | None = None) -> nn.Mo
     shared : dict of int to object, optional
         Objects, by id, that the copy shares with the model. The copying adds to it.
     """
+    memo = {} if shared is None else shared
+    for tensor in _results_in(model):
+        # Torch copies no tensor that was computed with gradients.
+        memo[id(tensor)] = tensor.detach().clone()
     # With gradients, the copied tensors of a scripted module would depend on the original's.
     with torch.no_grad():
-        copied: nn.Module = copy.deepcopy(model, shared)
+        copied: nn.Module = copy.deepcopy(model, memo)
     for copied_parameter, parameter in zip(copied.parameters(), model.parameters(), strict=True):
         copied_parameter.requires_grad_(parameter.requires_grad)
     return copied
+
+
+def _results_in(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the tensors computed with gradients that modules keep, such as their last outputs."""
+    for module in model.modules():
+        for value in vars(module).values():
+            kept: Iterable[Any] = [value]
+            if type(value) is dict:
+                kept = value.values()
+            elif type(value) in (list, tuple):
+                kept = value
+            for tensor in kept:
+                if isinstance(tensor, Tensor) and not tensor.is_leaf:
+                    yield tensor
 
 
 @contextmanager

@@ -108,15 +108,20 @@ def rebuilt(sequence: Any, items: list[Any]) -> Any:
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors of a structure of dicts, lists and tuples."""
-    tensors: list[Tensor] = []
-    map_tensors(tensors.append, value)
-    return tensors
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
 
 
 def leaves_of(value: Any) -> list[Any]:
     """Return all parts of a structure that are no dicts, lists or tuples: tensors, strings, ..."""
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    else:
+        return [value]
     leaves: list[Any] = []
-    change_chosen(lambda item: not isinstance(item, Mapping | list | tuple), leaves.append, value)
+    for part in parts:
+        leaves += leaves_of(part)
     return leaves
 
 

@@ -377,6 +377,27 @@ def test_a_base_is_shared_only_if_nothing_can_be_loaded_into_it(base_is_sent):
     assert copied.parameter_names == ["adapter.weight", "adapter.bias"]
 
 
+class Remembering(nn.Linear):
+    """Keeps what it computed, as attention maps are kept to look at."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.last = super().forward(rows)
+        self.steps = [rows, self.last]
+        return self.last
+
+
+def test_a_model_that_keeps_what_it_computed_is_copied():
+    model = build(Remembering, 3, 2)
+    kept = model(ROWS)
+    validation = Validation(model, *GIVEN, **ON_CPU)
+    params = validation.params()
+    loss, gradient = whole(build(nn.Linear, 3, 2), functional.cross_entropy, *GIVEN)
+    assert validation.loss(params) == pytest.approx(loss)
+    torch.testing.assert_close(validation.gradient(params), gradient)
+    assert model.last is model.steps[1] is kept
+    assert kept.requires_grad
+
+
 class Force(nn.Module):
     """The slope of an energy, which it takes by itself."""
 
