@@ -121,9 +121,11 @@ def run_row(base: str, name: str, rounds: int, folder: Path) -> Row:
     if "attribution" in ROWS[name] and not (run_dir / "statement").exists():
         names = {member.client_id: DESKS[member.partition_id] for member in members}
         make_statement(run_dir, load_or_make_key(folder / "operator.pem"), names=names)
-    total = sum(member.weight for member in members)
-    weights = {DESKS[member.partition_id]: member.weight / total for member in members}
-    return {**examine(model, base), "weights": weights}
+    # Each of these strategies gives weights.
+    weights = {DESKS[m.partition_id]: m.weight for m in members if m.weight is not None}
+    total = sum(weights.values())
+    shares = {desk: weight / total for desk, weight in weights.items()}
+    return {**examine(model, base), "weights": shares}
 
 
 def compare(base: str, rounds: int, folder: Path) -> dict[str, Row]:
