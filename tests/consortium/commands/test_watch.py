@@ -69,8 +69,8 @@ def test_runs_are_listed_the_newest_first(tmp_path):
 
 def test_a_page_is_written_beside_the_folder_of_a_run_that_is_over(tmp_path):
     folder = make_folder(tmp_path / "run", [client(1, 1)], accuracies=[0.1, 0.5])
-    for table in (folder.rounds, folder.clients):
-        os.utime(table.path, (time.time() - 7200,) * 2)
+    for file in (folder.config, folder.rounds, folder.clients):
+        os.utime(file.path, (time.time() - 7200,) * 2)
     assert "run-watch.html" in call("watch", folder.path)
     assert "round 1 of 10 is over" in (tmp_path / "run-watch.html").read_text()
     call("watch", folder.path, "--to", tmp_path / "other.html")
