@@ -223,6 +223,35 @@ def test_the_table_of_games_has_the_means_of_its_rows():
             assert cell == f"{mean} ({ends})", (game, column)
 
 
+def test_what_games_with_last_steps_bring_with_secret_data_is_what_their_rows_say():
+    twice, gradient = "twice its part of the last steps", "own gradient and last step"
+    with_secret_data = {"account": "bounded, secret data", "epochs": "1"}
+
+    def three_seeds(game: str, strategy: str) -> list[Row]:
+        rows = rows_of("games.csv", game=game, strategy=strategy, **with_secret_data)
+        assert len(rows) == 3
+        return rows
+
+    rows = {game: three_seeds(game, "influence descent") for game in (twice, gradient)}
+    ends = {}
+    for game, of_game in rows.items():
+        shares = [share_of_twin(row) for row in of_game]
+        ends[game] = f"{min(shares):.2f} to {max(shares):.2f}"
+    most = max(share_of_twin(row) for game in rows for row in three_seeds(game, "FedIF"))
+    honest = [float(row["honest_share"]) for row in rows[twice]]
+    assert (
+        f"With them and E = 1, {twice} brings {ends[twice]} times the honest share under influence "
+        f"descent, and {gradient} {ends[gradient]}. Under FedIF both bring {most:.2f} at most. "
+        f"Some honest shares are small there: {min(honest):.3f} to {max(honest):.3f} under "
+    ) in words_of("methods/path-attribution.md")
+    by_fedif, by_descent = (
+        statistics.mean(share_of_twin(row) for row in three_seeds(twice, strategy))
+        for strategy in ("FedIF", "influence descent")
+    )
+    words = f"under influence descent; with secret data {by_fedif:.1f} and {by_descent:.1f};"
+    assert words in words_of("security.md")
+
+
 def test_what_games_bring_beside_the_table_is_what_their_rows_say():
     page = words_of("methods/path-attribution.md")
     strategies = ("FedAvg", "FedIF", "influence descent")
