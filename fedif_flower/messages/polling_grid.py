@@ -29,6 +29,10 @@ from fedif_flower.words import enumerated
 logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10.0  # How often the log says for whom the round waits.
+# How long a message lives that only asks whether Flower knows a node. The SuperLink refuses a whole
+# request with an expired message, and the error ends the run: so it must reach the SuperLink in
+# time, also from a busy host or one whose clock is behind.
+_QUESTION_SECONDS = 120.0
 
 # Flower's error codes, repeated here because Flower keeps them in a private module.
 MESSAGE_UNAVAILABLE = 3
@@ -266,8 +270,10 @@ class PollingGrid(ForwardingGrid):
         nodes = list(node_ids)
         if not nodes:
             return set()
-        # The messages expire after a second. Nobody has to answer: Flower's taking them is enough.
-        questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=1.0) for node in nodes]
+        # Nobody has to answer: Flower's taking the messages is enough.
+        questions = [
+            Message(RecordDict(), node, MessageType.QUERY, ttl=_QUESTION_SECONDS) for node in nodes
+        ]
         message_ids = self._send(questions)
         # A message gets no id if Flower knows no such node.
         pairs = zip(nodes, message_ids, strict=True)

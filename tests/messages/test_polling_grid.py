@@ -210,6 +210,20 @@ def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registere
     assert PollingGrid(grid).unregistered([1000]) == (set() if is_registered else {1000})
 
 
+def test_a_question_about_a_registration_outlives_its_way_to_the_superlink(monkeypatch):
+    """The SuperLink refuses an expired message as an error of the whole request: the run ends."""
+    began = time.time()
+
+    class Slow(Nodes):
+        def push_messages(self, messages):
+            messages = list(messages)
+            monkeypatch.setattr(time, "time", lambda: began + 60)  # A busy host, or its clock.
+            assert all(m.metadata.created_at + m.metadata.ttl > time.time() for m in messages)
+            return super().push_messages(messages)
+
+    assert PollingGrid(Slow(1)).unregistered([1000]) == set()
+
+
 def senders(grid: PollingGrid, nodes, closing: Closing) -> list[int]:
     """Play a round; return whose replies came, usable ones alone."""
     found = []
