@@ -42,6 +42,13 @@ def test_keys_of_sections_that_the_run_did_not_choose_are_not_missing(tmp_path):
     assert verify(stated(tmp_path, AGREED, agreed=agreed).path).chosen
 
 
+def test_a_task_that_the_app_brings_along_is_in_no_run_config(tmp_path):
+    assert verify(stated(tmp_path, {**AGREED, "task": "this-app:sepsis"}).path).chosen
+    other = stated(tmp_path / "other", {**AGREED, "task": "elsewhere:sepsis"})
+    with pytest.raises(StatementError, match="has task = 'elsewhere:sepsis'; members agreed to a"):
+        verify(other.path)
+
+
 @pytest.mark.parametrize("key", ["credit.class-shift", "seed", "adversarial.epsilon", "Mine.on"])
 def test_a_key_of_another_value_is_missed(tmp_path, key):
     value = 0 if key == "credit.class-shift" else 7
