@@ -26,7 +26,6 @@ from fedif_flower.messages.preflight import (
     read_findings,
     seconds_ahead,
 )
-from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import printable, reason_of
 from fedif_flower.run.checkpoint import lies_in
 from fedif_flower.run.config import RunConfig
@@ -34,6 +33,7 @@ from fedif_flower.run.folder import RunFolder, hold_directory, is_held
 from fedif_flower.run.part import RunContext, RunPart
 from fedif_flower.server.nodes import (
     NODE_TIMEOUT,
+    has_real_nodes,
     identify_by_query,
     is_simulated,
     other_number_simulated,
@@ -244,7 +244,7 @@ def ask_members(grid: Grid, run: RunContext, directory: NodeDirectory) -> None:
     TrainingFailedError
         If a member cannot take part in a new run, unless ``start-without`` is ``"unfit"``.
     """
-    if is_reliable(run.grid) or is_simulated(run.grid):
+    if not has_real_nodes(run.grid):
         return
     timeout = min(PREFLIGHT_TIMEOUT, run.config.pace.timeout)
     asked_at = time.time()

@@ -27,7 +27,6 @@ from fedif_flower.errors import (
     TrainingFailedError,
 )
 from fedif_flower.messages.models import tensor_arrays
-from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.checkpoint import Checkpoint, CheckpointFolder
 from fedif_flower.run.last_rounds import CompleteRound
 from fedif_flower.run.loaded_task import tensors_in
@@ -42,7 +41,7 @@ from fedif_flower.run.strategy import malicious_marker
 from fedif_flower.run.writer import OnRow, RunWriter
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import require_shapes
-from fedif_flower.server.nodes import is_simulated
+from fedif_flower.server.nodes import has_real_nodes, is_simulated
 from fedif_flower.server.record import Round
 from fedif_flower.server.run import RunningStrategy
 
@@ -193,7 +192,7 @@ class RunRecorder(RunWriter):
             return False
         if server_round == self.num_rounds or server_round % every == 0:
             return True
-        if is_reliable(self.run.grid) or is_simulated(self.run.grid):
+        if not has_real_nodes(self.run.grid):
             return False
         if self.strategy.intake.asks_once:
             return True

@@ -20,12 +20,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedif_flower.errors import StatementError
-from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
 from fedif_flower.run.secret_validation import commitment_of
 from fedif_flower.seeding import derive_seed
-from fedif_flower.server.nodes import is_simulated
+from fedif_flower.server.nodes import has_real_nodes
 from fedif_flower.server.run import Callback
 
 NAME = "server-seed"  # Its name in checkpoints.
@@ -100,7 +99,7 @@ class ServerSeed(RunPart):
 
     def build(self, run: RunContext) -> Built:
         """Return the strategy's seed, and what keeps the secret and commits to it."""
-        if is_reliable(run.grid) or is_simulated(run.grid):
+        if not has_real_nodes(run.grid):
             return NOTHING
         secret = secrets.token_hex(_BYTES)
         if run.checkpoint is not None:

@@ -142,11 +142,7 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         if stages is None:
             stages = self.default_stages()
         self.stages = Stages(stages)
-        if self.stages.makes_groups and not self.takes_groups:
-            raise ConfigError(
-                f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
-                "groups are for robust rules that remember no client, such as RobustRule(Krum())"
-            )
+        self._require_groups_fit()
         self.setup = setup
         self.seed = setup.seed
         self.device = select_device(setup.device)
@@ -180,6 +176,14 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         self._memory = RoundMemory()
         # Parts keep this key to recognise the strategy whose rounds they remember.
         self._key = object()
+
+    def _require_groups_fit(self) -> None:
+        """Raise ConfigError if a stage makes groups of clients, and this strategy weighs none."""
+        if self.stages.makes_groups and not self.takes_groups:
+            raise ConfigError(
+                f"stages = {self.stages}: {type(self).__name__} weighs each client by itself; "
+                "groups are for robust rules that remember no client, such as RobustRule(Krum())"
+            )
 
     # -- what a subclass may override
 

@@ -17,6 +17,7 @@ from fedif_flower.errors import ConfigError, TrainingFailedError
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode
 from fedif_flower.messages.polling_grid import REPORT_SECONDS, label
 from fedif_flower.messages.records import records_of
+from fedif_flower.messages.screened_grid import is_reliable
 from fedif_flower.messages.text import printable, reason_of
 from fedif_flower.words import enumerated
 
@@ -135,6 +136,11 @@ def is_simulated(grid: Grid) -> bool:
     """Return whether the nodes are simulated: partitions, not ids, then say who they are."""
     grid = _unwrapped(grid)
     return bool(getattr(grid, "simulated", _is_flowers_simulation(grid)))
+
+
+def has_real_nodes(grid: Grid) -> bool:
+    """Return whether a run's grid reaches nodes on other hosts, and no simulation of them."""
+    return not (is_reliable(grid) or is_simulated(grid))
 
 
 def wait_for_nodes(
