@@ -304,8 +304,8 @@ def completeness(
     names : mapping of int to str
         What the operator calls members, by client id.
     settings : mapping
-        The run's settings by key: ``least-participation``, ``pace.late-rounds`` and
-        ``pace.rounds`` are read.
+        The run's settings by key: ``least-participation``, ``num-server-rounds``,
+        ``pace.late-rounds`` and ``pace.rounds`` are read.
     """
     rounds = [row for row in rounds if row["round"]]
     last = max((row["round"] for row in rounds), default=0)
@@ -327,7 +327,8 @@ def completeness(
         members.append(record.turns(names.get(client_id, ""), average, drawn=drawn))
     members.sort(key=_least_first)
     least = float(settings.get("least-participation", LEAST_PARTICIPATION))
-    verdict, reasons = _verdict_on(members, rounds, least)
+    planned = int(settings.get("num-server-rounds", last))
+    verdict, reasons = _verdict_on(members, rounds, least, planned)
     return Completeness(verdict, tuple(reasons), tuple(members), last)
 
 
@@ -397,11 +398,12 @@ def _outcome(reply: Line) -> Outcome:
 
 
 def _verdict_on(
-    members: Sequence[MemberTurns], rounds: Sequence[Line], least: float
+    members: Sequence[MemberTurns], rounds: Sequence[Line], least: float, planned: int
 ) -> tuple[Verdict, list[str]]:
     """Return the verdict on a run, and the sentences that it rests on.
 
     ``least`` is the smallest participation with which a member does not make the run incomplete.
+    ``planned`` is how many rounds the run was to have.
     """
     short = []
     silent = []
@@ -438,6 +440,9 @@ def _verdict_on(
     elif not reasons:
         reasons.append("Every request was answered.")
         verdict = "complete"
+    if len(rounds) < planned:
+        reasons.insert(0, f"Only {len(rounds)} of {planned} rounds are there.")
+        verdict = "incomplete"
     reasons += _never_drawn(members, rounds)
     return verdict, reasons
 

@@ -238,8 +238,8 @@ def _completeness_section(completeness: Completeness, *, is_finished: bool) -> l
     """Return a Markdown section: the verdict, and a table of members that have missed turns."""
     headline = completeness.headline
     if not is_finished:
-        until = f"an error ended the run after round {completeness.rounds}. Until then:"
-        headline = f"{UNFINISHED.capitalize()}: {until} {' '.join(completeness.reasons)}"
+        end = f"an error ended the run after round {completeness.rounds}."
+        headline = f"{UNFINISHED.capitalize()}: {end} {' '.join(completeness.reasons)}"
     lines = ["", "## Completeness", "", *wrap(headline, 100)]
     shown = [
         member for member in completeness.members if member.has_gaps or member.count["not admitted"]

@@ -67,6 +67,8 @@ SEEN = "last seen: round 1, 2026-01-01 09:30:05 UTC"
         (ALL, {}, {"ada": "++++"}, "complete", "Every request was answered."),
         (ALL, {"failed": {2}}, {}, GAPS, "1 of 4 rounds failed."),
         (ALL, {"failed": {4}}, {}, "incomplete", "The last round failed."),
+        (ALL, {"num-server-rounds": 4}, {}, "complete", "Every request was answered."),
+        (ALL, {"num-server-rounds": 9}, {}, "incomplete", "Only 4 of 9 rounds are there. Every"),
         (LATE, TWO, {"bob": "-..+"}, GAPS, "1 of 2 members missed turns: bob (50 %)."),
         ([*LATE, line(2, 2, "away", 1)], TWO, {"bob": "-..+"}, GAPS, "bob (50 %)."),
         ([*LATE, line(2, 2, "refused", 1)], TWO, {"bob": "x..+"}, GAPS, "bob (50 %)."),

@@ -200,9 +200,7 @@ def test_a_run_that_an_error_ended_has_a_report_that_says_so(tmp_path):
     with pytest.raises(RuntimeError, match="no more"):
         written(tmp_path, Failing(), attribution=attribution)
     report = (tmp_path / "report.md").read_text()
-    told = (
-        "Unfinished: an error ended the run after round 1. Until then: Every request was answered."
-    )
+    told = "Unfinished: an error ended the run after round 1. Every request was answered."
     assert told in " ".join(report.split())
     assert not (tmp_path / "summary.json").exists()
     assert repr(load(tmp_path)).endswith("1 round, unfinished)")
