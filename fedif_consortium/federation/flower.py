@@ -229,6 +229,11 @@ class Flower:
         raise FlowerCommandError(f"`flwr {command}` failed: {in_one_line or 'it said nothing'}")
 
 
+def has_ended(node: Mapping[str, Any]) -> bool:
+    """Return whether a node's registration has ended, by the SuperLink's information about it."""
+    return node.get("status") == "unregistered"
+
+
 def _answer_in(output: str) -> dict[str, Any] | None:
     """Return the JSON object with which a command's output ends; ``None`` if there is none.
 

@@ -12,7 +12,7 @@ from fedif_consortium.evidence.keys import read_public_key
 from fedif_consortium.evidence.names import require_apart
 from fedif_consortium.federation import files
 from fedif_consortium.federation.certificates import certificate_fingerprint
-from fedif_consortium.federation.flower import Flower, FlowerCommandError
+from fedif_consortium.federation.flower import Flower, FlowerCommandError, has_ended
 from fedif_consortium.federation.node_keys import node_with_key, replace_key
 from fedif_consortium.federation.records import (
     Answer,
@@ -29,7 +29,7 @@ from fedif_consortium.federation.removals import (
     removal_of,
     removals_of,
 )
-from fedif_consortium.federation.server import statement_fingerprint
+from fedif_consortium.federation.server import statement_fingerprint, words_of_ended
 from fedif_consortium.statement.undelivered import take_off_queue
 from fedif_flower.errors import ConfigError, StorageError
 from fedif_flower.run.folder import RunFolder
@@ -82,7 +82,8 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
     """Register a member by its answer to an invitation; return its record.
 
     A member that the SuperLink has is kept. One that it has lost, as with its database, gets
-    another node.
+    another node. One whose registration was ended by Flower's own command is refused, since the
+    SuperLink takes no key a second time.
 
     Parameters
     ----------
@@ -96,8 +97,9 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
     Raises
     ------
     ConfigError
-        If the answer is not to an invitation of this federation, or its key is not allowed, belongs
-        to another member, or differs from the one that this member has.
+        If the answer is not to an invitation of this federation, its key is not allowed, belongs to
+        another member, or differs from the one that this member has, or the member's registration
+        has ended.
     FlowerCommandError
         If the SuperLink does not register the key.
     """
@@ -105,7 +107,10 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
         answer = files.read_document(file, Answer)
         member = _member_answering(folder, answer)
         if member.node_id:
-            if member.node_id in _live_nodes(flower):
+            node = flower.nodes().get(member.node_id)
+            if node is not None and has_ended(node):
+                raise ConfigError(words_of_ended(member))
+            if node is not None:
                 typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
                 return member
             typer.echo(f"the SuperLink has lost {member.name}, which was node {member.node_id}")
@@ -477,9 +482,9 @@ def _with_values(member: MemberRecord, **values: Any) -> MemberRecord:
 
 
 def _live_nodes(flower: Flower) -> set[str]:
-    """Return the ids of all registered nodes."""
+    """Return the ids of all nodes whose registration has not ended."""
     nodes = flower.nodes()
-    return {node_id for node_id, node in nodes.items() if node.get("status") != "unregistered"}
+    return {node_id for node_id, node in nodes.items() if not has_ended(node)}
 
 
 def _node_of_key(folder: FederationFolder, member: MemberRecord) -> str:

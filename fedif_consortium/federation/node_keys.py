@@ -66,7 +66,8 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
     Raises
     ------
     ConfigError
-        If the database has no such node with one of these keys, or is not as Flower writes it.
+        If the database has no such node with one of these keys, its registration has ended, or the
+        database is not as Flower writes it.
     """
     if not database.is_file():
         raise ConfigError(f"{database} is not there: the SuperLink has registered nobody yet")
@@ -76,10 +77,12 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
     try:
         with closing(sqlite3.connect(database, timeout=_SECONDS)) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
-            cursor = connection.execute("SELECT public_key FROM node WHERE node_id = ?", (row_id,))
-            [current_pem] = cursor.fetchone() or [None]
+            query = "SELECT public_key, status FROM node WHERE node_id = ?"
+            current_pem, status = connection.execute(query, (row_id,)).fetchone() or (None, "")
             if current_pem is None or not _is_one_of(current_pem, old, new):
                 raise ConfigError(f"{database} has no node {node_id} with the key that is known")
+            if status == _UNREGISTERED:
+                raise ConfigError(f"{database}: the registration of node {node_id} has ended")
             connection.execute(
                 "UPDATE node SET public_key = ? WHERE node_id = ?", (new_pem, row_id)
             )

@@ -32,7 +32,13 @@ from fedif_consortium.federation.certificates import (
     require_pair,
     server_certificate,
 )
-from fedif_consortium.federation.flower import Flower, become, connect, to_arguments
+from fedif_consortium.federation.flower import (
+    Flower,
+    become,
+    connect,
+    has_ended,
+    to_arguments,
+)
 from fedif_consortium.federation.records import FederationFolder, FederationSettings, MemberRecord
 from fedif_consortium.federation.removals import begin_removals
 from fedif_consortium.superlink.proxy import nginx_settings
@@ -270,6 +276,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
         warnings.append(f"{free_bytes / 2**20:.0f} MiB are free in {folder.path}")
     warnings += _warnings_of_runs(answers.runs)
     warnings += _warnings_of_removed(members, answers.nodes)
+    warnings += _warnings_of_ended(members, answers.nodes)
     warnings += _warnings_of_registered(statuses, is_reachable=not answers.unreachable)
     return {
         "federation": settings.name,
@@ -363,13 +370,34 @@ def _warnings_of_removed(
     """Return a warning for each removed member that the SuperLink would still let in."""
     warnings = []
     for member in members:
-        status = nodes.get(member.node_id, {}).get("status", "unregistered")
-        if member.removed and status != "unregistered":
+        node = nodes.get(member.node_id)
+        if member.removed and node is not None and not has_ended(node):
             warnings.append(
                 f"{member.name} was removed on {member.removed}, and the SuperLink still has its "
                 f"registration: `fedif federation remove-member {member.name}` ends it"
             )
     return warnings
+
+
+def _warnings_of_ended(
+    members: Sequence[MemberRecord], nodes: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
+    """Return a warning for each member that the SuperLink lets in no more, though not removed."""
+    warnings = []
+    for member in members:
+        node = nodes.get(member.node_id)
+        if not member.removed and node is not None and has_ended(node):
+            warnings.append(words_of_ended(member))
+    return warnings
+
+
+def words_of_ended(member: MemberRecord) -> str:
+    """Return words for a registration that was ended by Flower's own command, and what to do."""
+    return (
+        f"the SuperLink has ended the registration of {member.name}, node {member.node_id}, and "
+        f"takes its key no more: `fedif federation remove-member {member.name}`, then invite it by "
+        "another name"
+    )
 
 
 def _warnings_of_registered(

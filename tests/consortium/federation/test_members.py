@@ -347,6 +347,23 @@ def test_members_are_registered_anew_once_the_database_is_lost(folder, tmp_path,
     assert add(folder, path, registered) == after
 
 
+def test_a_registration_that_flower_s_own_command_ended_is_not_begun_again(folder, tmp_path):
+    """Flower's database takes no key twice, so that neither the same nor a new key helps."""
+    registered = Registered(folder)
+    path = answer_of(folder, "ada", tmp_path / "a")
+    node_id = add(folder, path, registered).node_id
+    registered.unregister(node_id)
+    words = f"ended the registration of ada, node {node_id}.* remove-member ada.* another name"
+    with pytest.raises(ConfigError, match=words):
+        add(folder, path, registered)
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match=f"the registration of node {node_id} has ended"):
+        rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "again"))
+    assert content(folder.path) == before
+    remove(folder, "ada", registered)
+    assert add(folder, answer_of(folder, "ada2", tmp_path / "b"), registered).node_id != node_id
+
+
 def test_a_key_stays_by_which_a_run_before_the_database_was_lost_is_checked(folder, tmp_path):
     path = answer_of(folder, "ada", tmp_path / "a")
     before = add(folder, path, Registered(folder))

@@ -203,6 +203,20 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
     assert seen["runs"][0]["run-id"] == "7"
 
 
+def test_a_member_whose_registration_has_ended_is_not_only_offline(folder, tmp_path):
+    """The operator has ended it by Flower's own command: the records do not know of it."""
+    registry = Registry()
+    add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry)
+    registry.unregister("1000")
+    with serving(folder) as settings:
+        folder.configuration.write_text(settings)
+        seen = look(folder, registry)
+    assert seen["warnings"][0] == (
+        "the SuperLink has ended the registration of ada, node 1000, and takes its key no more: "
+        "`fedif federation remove-member ada`, then invite it by another name"
+    )
+
+
 @pytest.mark.parametrize(("down", "there"), [("listen", True), ("superlink", False)])
 def test_what_does_not_answer_is_said_of_itself_alone(folder, tmp_path, down, there):
     registry = Registry()
