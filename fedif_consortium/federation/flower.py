@@ -320,7 +320,8 @@ def _submit(
         with exclusive_lock(lock):
             others: list[str] = []
             if not beside:
-                others = _unfinished(flower)
+                # A wait of hours shall not end because one answer did not come.
+                others = _unfinished(flower, attempts=ATTEMPTS if waiting else 1)
             if not others:
                 return flower.submit(app, run_config)
         others_named = f"run {', '.join(others)}"
@@ -336,9 +337,20 @@ def _submit(
         time.sleep(PAUSE)
 
 
-def _unfinished(flower: Flower) -> list[str]:
-    """Return the ids of the runs that have not finished; some may not have begun."""
-    return [str(run["run-id"]) for run in flower.runs() if not _is_finished(run)]
+def _unfinished(flower: Flower, attempts: int) -> list[str]:
+    """Return the ids of the runs that have not finished; some may not have begun.
+
+    The SuperLink is asked up to ``attempts`` times, until it answers.
+    """
+    attempts_left = attempts
+    while True:
+        attempts_left -= 1
+        try:
+            return [str(run["run-id"]) for run in flower.runs() if not _is_finished(run)]
+        except FlowerCommandError:
+            if not attempts_left:
+                raise
+        time.sleep(PAUSE)
 
 
 def _is_finished(run: Mapping[str, Any]) -> bool:

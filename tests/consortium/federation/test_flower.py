@@ -89,8 +89,11 @@ def superlink(*answers: str, others: Sequence[Sequence[str]] = ((),)):
 
     def runs(*arguments: object):
         if not arguments:
+            going_on = next(waiting)
+            if "unavailable" in going_on:
+                raise FlowerCommandError("unavailable")
             done = {"run-id": 1, "status": "finished:completed"}
-            return [done, *({"run-id": i, "status": "running"} for i in next(waiting))]
+            return [done, *({"run-id": i, "status": "running"} for i in going_on)]
         status = next(asked)
         if status == "unavailable":
             raise FlowerCommandError(status)
@@ -150,6 +153,19 @@ def test_a_run_does_not_begin_beside_another_one_unless_it_is_to(lock, capsys):
     run_to_end(waited, PROJECT, "", lock, queue=True)
     waited.submit.assert_called_once()
     assert capsys.readouterr().out.count("waiting for the end of run 7") == 1
+
+
+def test_who_waits_goes_on_waiting_when_an_answer_does_not_come(lock):
+    lost = [["unavailable"]] * 3
+    waited = superlink("finished:completed", others=[["7"], *lost, ["7"], *lost, []])
+    run_to_end(waited, PROJECT, "", lock, queue=True)
+    waited.submit.assert_called_once()
+    gone = superlink(others=[["7"], *[["unavailable"]] * 10])
+    with pytest.raises(FlowerCommandError, match="unavailable"):
+        run_to_end(gone, PROJECT, "", lock, queue=True)
+    # At first there is no answer to wait for: the operator shall read at once what is wrong.
+    with pytest.raises(FlowerCommandError, match="unavailable"):
+        run_to_end(superlink(others=lost[:1]), PROJECT, "", lock, queue=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
