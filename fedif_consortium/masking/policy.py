@@ -14,6 +14,9 @@ from fedif_flower.settings import Settings, setting
 # The least distance of a vector from the span of the others, as a share of its length. At a smaller
 # distance, rounding alone would decide in which parameters the difference lies.
 LEAST_DISTANCE = 2.0**-20
+# A member counts as one in a sum if its weight is at least this part of the largest weight. Members
+# with next to no weight would hide nothing of the others' updates.
+LEAST_PART = 0.1
 
 
 class KeeperPolicy(Settings):
@@ -24,10 +27,10 @@ class KeeperPolicy(Settings):
     Attributes
     ----------
     least_members : int
-        The least number of members in a round, and of members with weight in its sum. If all of
-        them but one are in league with the server, they can subtract their own updates from the
-        sum, and see the update that is left. A keeper's file that does not set this limit has more
-        than half of its members, and at least 3.
+        The least number of members in a round, and of members in its sum whose weight is at least a
+        tenth of the largest one. If all of them but one are in league with the server, they can
+        subtract their own updates from the sum, and see the update that is left. A keeper's file
+        that does not set this limit has more than half of its members, and at least 3.
     largest_share : float
         The largest share of a sum's weight that one member may have.
     least_effective_members : float
@@ -53,7 +56,7 @@ class KeeperPolicy(Settings):
         sums leaves a member out, their difference is this member's update.
     """
 
-    least_members: int = setting(3, "members in a round, and in its sum", ge=2)
+    least_members: int = setting(3, "members in a round, and that count in its sum", ge=2)
     largest_share: float = setting(0.5, "one member's share of a sum", gt=0, le=1)
     least_effective_members: float = setting(2.5, "1 / sum of a sum's squared shares", ge=1)
     vectors: int = setting(4, "vectors of the server's choice in a round", ge=1)
@@ -82,6 +85,10 @@ class KeeperPolicy(Settings):
         )
         self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", request)
 
+    def check_count(self, vectors: int) -> None:
+        """Raise KeeperError if a round has too many vectors of the server's choice."""
+        self._allow(vectors <= self.vectors, "vectors", f"{vectors} vectors in the round")
+
     def check_vectors(self, vectors: NDArray[np.float64], lengths: NDArray[np.float64]) -> None:
         r"""Raise KeeperError if products with a round's vectors would tell too much of an update.
 
@@ -99,8 +106,7 @@ class KeeperPolicy(Settings):
         lengths : ndarray
             ``[n]``: the lengths of the whole vectors.
         """
-        count = len(vectors)
-        self._allow(count <= self.vectors, "vectors", f"{count} vectors in the round")
+        self.check_count(len(vectors))
         if self.largest_entry >= 1:
             return
         basis, triangle = np.linalg.qr(vectors.T)  # [d, n], [n, n]
@@ -143,9 +149,10 @@ class KeeperPolicy(Settings):
         request = f"a sum of {total / 2**WEIGHT_BITS:.6g}"
         allow(off <= len(weights), "weights are shares, whose sum is 1", request)
         shares = weights / total  # [m]
-        self.check_members(int(np.count_nonzero(shares)), "with weight")
         first = int(np.argmax(shares))
         largest = shares[first]
+        counted = int(np.count_nonzero(shares >= LEAST_PART * largest))
+        self.check_members(counted, "with at least a tenth of the largest weight")
         self._allow(
             largest <= self.largest_share, "largest-share", f"{largest:.3g} for {names[first]}"
         )

@@ -196,6 +196,22 @@ def test_those_in_league_see_the_one_that_they_are_least_members_with():
         parties.opened(updates)
 
 
+def test_members_with_next_to_no_weight_hide_nobody():
+    """Two of ten in league gave all but ada the least weight there is: the rest is her update."""
+    parties = Parties(10, KeeperPolicy(least_members=least_for(10), largest_known_share=9.0))
+    parties.opened(np.random.default_rng(2).normal(size=(10, 200)))
+    weights = np.ones(10, np.uint64)
+    weights[:3] = 2**23, 2**22, 2**22 - 7
+    refused = "least-members = 6; asked: 3 with at least a tenth of the largest weight"
+    with pytest.raises(KeeperError, match=refused):
+        parties.keeper.weighted_sum(RUN, 1, weights)
+    # The server cuts the largest weights, until six have a tenth of them or more.
+    honest = np.array([1.0, 0.9, 0.8, 0.05, 0.04, 0.04, 0.04, 0.04, 0.0, 0.0])
+    capped = parties.policy.capped(honest)
+    assert capped / capped[5] == pytest.approx([10, 10, 10, 1.25, 1, 1, 1, 1, 0, 0], rel=1e-4)
+    parties.keeper.weighted_sum(RUN, 1, encode_weights(capped)[0])
+
+
 @pytest.mark.parametrize(
     ("members", "least"), [(2, 3), (3, 3), (4, 3), (5, 3), (6, 4), (10, 6), (101, 51)]
 )
@@ -407,12 +423,11 @@ def test_sums_that_hide_everyone():
 @pytest.mark.parametrize(
     ("weights", "reason"),
     [
-        ([0, 1, 0, 0], "least-members = 3; asked: 1 with weight"),
-        ([1, 1, 0, 0], "least-members = 3; asked: 2 with weight"),
-        # What is 0 once it is rounded has no weight.
-        ([1, 1, 1e-9, 0], "least-members = 3; asked: 2 with weight"),
+        ([0, 1, 0, 0], "least-members = 3; asked: 1 with at least a tenth of the largest weight"),
+        ([1, 1, 0, 0], "least-members = 3; asked: 2 with at least a tenth of the largest weight"),
+        ([1, 1, 0.09, 0], "least-members = 3; asked: 2 with"),
         ([1, 6, 1, 1], "largest-share = 0.5; asked: 0.667 for ben"),
-        ([1, 1, 1e-3, 1e-3], "least-effective-members = 2.5; asked: 2"),
+        ([1, 1, 0.11, 0.11], "least-effective-members = 2.5; asked: 2.4"),
     ],
 )
 def test_sums_that_do_not_are_refused_with_the_policys_line(weights, reason):
@@ -436,7 +451,7 @@ def test_what_is_allowed_has_the_cover_that_the_policy_states(weights):
     shares = np.array(weights) / sum(weights)
     assert max(shares) <= 0.5 + 1e-6
     assert 1 / sum(shares**2) >= 2.5 - 1e-5
-    assert np.count_nonzero(shares > 2**-26) >= 3
+    assert np.count_nonzero(shares > 0.0999 * max(shares)) >= 3
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=4, max_size=4))

@@ -212,7 +212,8 @@ def test_a_keeper_that_comes_back_lets_the_run_go_on():
 def test_what_the_policy_refuses_fails_the_round_with_its_line():
     _, _, (report,) = play(fedif, rounds=1, members=2)
     assert report.failed  # Min-max leaves one of two members a weight.
-    assert report.reason == "the keeper refuses: least-members = 2; asked: 1 with weight"
+    refused = "the keeper refuses: least-members = 2; asked: 1 with at least a tenth of "
+    assert report.reason == f"{refused}the largest weight"
 
 
 def test_a_member_whose_share_the_policy_refuses_counts_for_less_and_ends_no_run(monkeypatch):
