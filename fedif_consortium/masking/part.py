@@ -263,8 +263,9 @@ def _keeper_elsewhere(settings: MaskingSettings, run: RunContext) -> HttpKeeper:
 def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -> None:
     """Raise ConfigError if a keeper's policy would refuse a run's rounds, or its last ones.
 
-    The policy's limits of a sum are checked for a round with as few replies as a round may have.
-    Its limit of a day is checked for the whole run, which may be over within one day.
+    The policy's limits of a sum are checked for a round with as few replies as a round may have,
+    and its limit of vectors for the products that a round takes. Its limit of a day is checked for
+    the whole run, which may be over within one day.
     """
     strategy = strategy_class(config.strategy)
     is_fedif = strategy is not None and issubclass(strategy, FedIF)
@@ -284,6 +285,10 @@ def _require_answers(policy: KeeperPolicy, config: RunConfig, num_params: int) -
         vectors_a_round += 1  # The validation gradient.
     if config.attribution != "off":
         vectors_a_round += 1
+    try:
+        policy.check_count(vectors_a_round)
+    except KeeperError as error:
+        raise ConfigError(f"strategy, attribution = {config.attribution!r}: {error}") from error
     try:
         policy.check_known(config.num_server_rounds * vectors_a_round, num_params)
     except KeeperError as error:

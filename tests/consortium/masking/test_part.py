@@ -80,11 +80,21 @@ def test_what_cannot_be_masked_is_refused_before_anything_starts(tmp_path, setti
     assert not any(tmp_path.iterdir())
 
 
-def test_a_policy_that_refuses_every_sum_is_told_before_anything_starts(tmp_path, monkeypatch):
-    policy = KeeperPolicy(least_effective_members=CLIENTS)
-    monkeypatch.setattr(keeper, "TRIAL_POLICY", policy)
-    with pytest.raises(ConfigError, match=r"^fraction-train = .* least-effective-members = "):
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"least_effective_members": CLIENTS}, r"fraction-train = .* least-effective-members = "),
+        # One for the scores, and one for the contributions.
+        ({"vectors": 1}, r"strategy, attribution = 'simpson': .* vectors = 1; asked: 2 vectors"),
+    ],
+)
+def test_a_policy_that_refuses_every_round_is_told_before_anything_starts(
+    tmp_path, monkeypatch, limits, reason
+):
+    monkeypatch.setattr(keeper, "TRIAL_POLICY", KeeperPolicy(**limits))
+    with pytest.raises(ConfigError, match=f"^{reason}"):
         run(masked_config(tmp_path))
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_masked_run_asks_more_members_than_a_policy_needs(tmp_path):
