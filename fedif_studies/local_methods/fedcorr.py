@@ -33,7 +33,7 @@ _LEVEL = "level"
 # Keys of a client's memory.
 _LABELS = "fedcorr-labels"  # The labels as they are now.
 _OWN_LABELS = "fedcorr-own-labels"  # The labels that its data have.
-_LOSSES = "fedcorr-losses"  # Each example's loss, summed over passes.
+_LOSSES = "fedcorr-losses"  # Each example's loss in the last pass.
 _DONE = "fedcorr-done"  # Is there once labels were corrected after the fine-tuning.
 _BATCH = 256
 _EPSILON = 1e-8  # Keeps the sum of logarithms below 0 if all distances are equal.
@@ -164,7 +164,8 @@ class FedCorr(CheckedFields, LocalMethod):
         inputs, labels = local.data
         outputs = answers(local.model, inputs)
         losses = functional.cross_entropy(outputs, labels.cpu(), reduction="none").double()
-        local.memory[_LOSSES] = local.memory[_LOSSES] + losses.nan_to_num(posinf=0.0)
+        # Those of this pass alone: of a corrected label, the wrong label's loss must not count.
+        local.memory[_LOSSES] = losses.nan_to_num(posinf=0.0)
         dimensions = intrinsic_dimensions(outputs.softmax(dim=1), self.neighbours)
         level = noise_level(local.memory[_LOSSES], self.seed)
         term.report[FIGURES] = torch.tensor([float(dimensions.mean()), level]).double()
@@ -378,7 +379,7 @@ def noise_level(losses: Tensor, seed: int) -> float:
     Parameters
     ----------
     losses : Tensor
-        ``[n]``, float64, finite: each example's loss, summed over the passes.
+        ``[n]``, float64, finite: each example's loss.
     seed : int
         The seed of the Gaussian mixture.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,29 @@ def test_corrections_are_of_the_labels_that_were_corrected():
     # An attack begins in round 3, and ends after it.
     assert labels_at(3, [1, 0, 1, 0], level=0.0) == [1, 0, 1, 0]
     assert labels_at(4, [0, 1, 0, 1], level=0.0) == [0, 1, 0, 1]
+
+
+def test_a_label_that_is_corrected_counts_as_wrong_no_longer():
+    """As in its authors' code: dimensions are added up over passes, and losses are not."""
+    memory: dict[str, Tensor] = {}
+    # It answers with class 1 whatever it sees; a quarter of the labels are 0.
+    model = nn.Linear(1, 2)
+    model.load_state_dict({"weight": torch.zeros(2, 1), "bias": torch.tensor([0.0, 9.0])})
+    received = nn.utils.parameters_to_vector(model.parameters()).detach()
+    data = torch.zeros(20, 1), torch.tensor([0] * 5 + [1] * 15)
+    method = FedCorr(num_classes=2, relabelled=1.0)
+
+    def level_after(server_round: int, told_level: float) -> float:
+        told = {"stage": "pass", "level": told_level}
+        training = TrainingConfig()
+        local = LocalRound(model, received, training, memory, server_round, told=told, data=data)
+        local = replace(local, data=method.examples(local))
+        term = method.term(local)
+        method.finish(local, term, received)
+        return float(term.report["dimension-and-level"][1])
+
+    assert level_after(1, 0.0) == 0.25
+    assert level_after(2, 0.25) == 0.0
 
 
 def test_weights_fall_with_the_distance_from_clean_clients():
