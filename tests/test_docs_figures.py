@@ -355,18 +355,19 @@ def test_what_opposed_updates_earn_is_said_of_pairs_and_of_one_against_three():
 def test_rows_of_other_methods_are_of_the_revisions_that_the_page_says():
     revisions: dict[str, set[str]] = {}
     for row in rows_of("compared.csv"):
-        method = row["local-method"]
+        method = row["local-method"].rpartition(":")[2]
         if row["server-optimizer"] in ("fedadam", "fedyogi"):
             method = row["server-optimizer"]
-        elif method != "scaffold":
+        elif method not in ("scaffold", "FedCorr"):
             method = "others"
         revisions.setdefault(method, set()).add(row["revision"][:8])
     assert revisions.pop("fedadam") == revisions["fedyogi"]
     [of_optimizers], [of_scaffold] = revisions["fedyogi"], revisions["scaffold"]
+    [of_fedcorr] = revisions["FedCorr"]
     *most, last = sorted(revisions["others"])
     assert (
-        f"FedAdam's and FedYogi's are of {of_optimizers}, SCAFFOLD's of {of_scaffold}, and all "
-        f"others of {', '.join(most)} or {last}."
+        f"FedAdam's and FedYogi's are of {of_optimizers}, SCAFFOLD's of {of_scaffold}, FedCorr's "
+        f"of {of_fedcorr}, and all others of {', '.join(most)} or {last}."
     ) in words_of("results/compared.md")
 
 
