@@ -117,6 +117,28 @@ def test_the_tables_of_the_factorial_are_those_of_its_rows():
         assert "\n".join(table.to_markdown()) in page
 
 
+def test_the_factorial_says_how_many_differences_are_between_two_processors():
+    processors = {}
+    for row in rows_of("factorial.csv", data="fashion-mnist"):
+        of_seed = (row["seed"], row["attack"], row["share"], row["bounds"], row["momentum"])
+        processors[row["weights"], of_seed] = row["processor"]
+    usual = statistics.mode(processors.values())
+    others = {cell for cell, processor in processors.items() if processor != usual}
+    between = [
+        (weights, of_seed)
+        for weights, of_seed in processors
+        if weights not in ("fedavg", "trimmed-mean")
+        and processors[weights, of_seed] != processors["fedavg", of_seed]
+    ]
+    assert {of_seed[0] for _, of_seed in others} == {"0", "1"}
+    assert "PoisonedFL" not in {of_seed[1] for _, of_seed in between}
+    assert (
+        f"{len(others)} of them, of seeds 0 and 1, ran on another processor than the others, so "
+        f"{len(between)} of the 1,650 differences"
+    ) in words_of("results/factorial.md")
+    assert len([w for w, _ in processors if w not in ("fedavg", "trimmed-mean")]) == 1650
+
+
 @pytest.fixture(scope="module")
 def factorial() -> dict[tuple[str, ...], float]:
     """The means over seeds, by data, attack, share, weights, bounds and momentum."""

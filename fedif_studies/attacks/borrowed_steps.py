@@ -131,7 +131,8 @@ class OlderStep(Behaviour):
 class SharedNoise(Colluder):
     r"""All accomplices send c times the last global step plus the same noise, which is as long.
 
-    Noise that several members send looks like the effect of data that they have in common.
+    The step is the change of the model since accomplices last took part. Noise that several members
+    send looks like the effect of data that they have in common.
 
     Parameters
     ----------

@@ -52,10 +52,11 @@ class OpposedUpdates(Colluder):
 
 
 class OpposedSteps(OpposedUpdates):
-    r"""As :class:`OpposedUpdates`, with the last global step :math:`v = w_{t-1} - w_{t-2}`.
+    r"""As :class:`OpposedUpdates`, with the last global step :math:`v = w_{t-1} - w_{s-1}`.
 
-    The step needs no data, and lowers the loss more than one member's own update does. In the first
-    round there is no last step, and the accomplices are honest.
+    s is the last round before this round t in which accomplices took part. The step needs no data,
+    and lowers the loss more than one member's own update does. In the first round there is no last
+    step, and the accomplices are honest.
     """
 
     def direction(self, received: Tensor, updates: Tensor) -> Tensor:
