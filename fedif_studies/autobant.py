@@ -102,8 +102,8 @@ class TrialSettings(CheckedFields):
     Parameters
     ----------
     examples : int
-        The number of trial examples, >= 0. They are drawn once for the run, in equal shares by
-        class. With 0, all of D' are trial examples.
+        The number of trial examples, >= 0. They are drawn once for the run, of each class in
+        proportion to its share of D'. With 0, all of D' are trial examples.
     batch : int
         The number of trial examples in a step's batch, >= 1, drawn anew for each step.
     steps : int
@@ -113,7 +113,7 @@ class TrialSettings(CheckedFields):
     """
 
     examples: Annotated[
-        int, Setting("trial examples, drawn once in equal shares by class; 0: all", ge=0)
+        int, Setting("trial examples, drawn once, stratified by class; 0: all", ge=0)
     ] = 500
     batch: Annotated[int, Setting("how many of them a step looks at, drawn anew", ge=1)] = 32
     steps: Annotated[int, Setting("mirror steps in a round", ge=1)] = 80
