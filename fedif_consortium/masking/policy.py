@@ -79,10 +79,8 @@ class KeeperPolicy(Settings):
 
     def check_sums(self, sums: int, name: str) -> None:
         """Raise KeeperError if a member's update of one model would be in ``sums`` sums."""
-        request = (
-            f"{sums} with an update of {name} of the same model, which a run that begins anew has "
-            "unless it has another seed"
-        )
+        # Short, since the server cuts a round's reason to 200 characters.
+        request = f"{sums} with an update of {name} of the same model: begin anew with another seed"
         self._allow(sums <= self.sums_of_a_model, "sums-of-a-model", request)
 
     def check_count(self, vectors: int) -> None:

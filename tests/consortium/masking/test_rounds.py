@@ -209,6 +209,24 @@ def test_a_keeper_that_comes_back_lets_the_run_go_on():
     assert [report.failed for report in reports] == [True, False, False]
 
 
+def test_a_sum_whose_answer_is_lost_is_not_asked_for_again(monkeypatch):
+    """Its model stays the run's model, of which the keeper gives no second sum."""
+
+    def lose(true, *args):
+        true(*args)
+        _raises()
+
+    monkeypatch.setattr(keeper, "TRIAL_POLICY", KeeperPolicy())
+    _, found, (lost, refused) = play(fedif, rounds=2, faults={"weighted_sum": lose})
+    assert torch.equal(found, START)
+    assert lost.reason == "the keeper does not answer"
+    assert re.fullmatch(
+        r"the keeper refuses: sums-of-a-model = 1; asked: 2 with an update of node \d+ of the same "
+        "model: begin anew with another seed",
+        refused.reason,
+    )
+
+
 def test_what_the_policy_refuses_fails_the_round_with_its_line():
     _, _, (report,) = play(fedif, rounds=1, members=2)
     assert report.failed  # Min-max leaves one of two members a weight.
