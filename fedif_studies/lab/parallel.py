@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from itertools import islice
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
@@ -115,6 +117,16 @@ def _call_each(
             for cell in todo:
                 yield cell, _call_quietly(call, cell)
         return
+    # A process that is ended leaves its temporary files behind. Here they are deleted with this
+    # folder.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        yield from _call_in_processes(todo, call, jobs, folder)
+
+
+def _call_in_processes(
+    todo: Sequence[C], call: Callable[[C], R], jobs: int, folder: str
+) -> Iterator[tuple[C, R | FedIFError]]:
+    """Yield as :func:`_call_each` does; temporary files of the processes lie in a folder."""
     running: dict[Future[R | FedIFError], tuple[ProcessPoolExecutor, C]] = {}
     waiting = iter(todo)
 
@@ -123,7 +135,7 @@ def _call_each(
 
     try:
         for cell in islice(waiting, jobs):
-            begin(_new_process(), cell)
+            begin(_new_process(folder), cell)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -136,14 +148,17 @@ def _call_each(
                 if following is not None:
                     # After an error the next cell gets a new process: an error of a GPU, for
                     # example, leaves its process unusable.
-                    begin(_new_process() if has_failed else process, following)
+                    begin(_new_process(folder) if has_failed else process, following)
                 yield cell, outcome
     finally:
         # If the caller stops early, end the processes that still run a cell.
         for process, _ in running.values():
             process.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
+        children = multiprocessing.active_children()
+        for child in children:
             child.terminate()
+        for child in children:  # They write to the folder as long as they live.
+            child.join()
 
 
 def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
@@ -154,9 +169,9 @@ def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
     return future.result()
 
 
-def _new_process() -> ProcessPoolExecutor:
+def _new_process(folder: str) -> ProcessPoolExecutor:
     """Return a pool of a single process: if the process is killed, no other cell fails."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare)
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare, (folder,))
 
 
 def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
@@ -172,10 +187,14 @@ def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
         logging.disable(logging.NOTSET)
 
 
-def _prepare() -> None:
-    """Ignore Ctrl-C, which the parent process handles, and compute on one thread."""
+def _prepare(folder: str) -> None:
+    """Ignore Ctrl-C, which the parent process handles, and compute on one thread.
+
+    Temporary files go to the folder.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
+    tempfile.tempdir = folder
 
 
 def time_in(seconds: float) -> str:

@@ -9,8 +9,11 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import typer
@@ -103,6 +106,25 @@ def test_a_killed_process_takes_no_other_cell_with_it(tmp_path, capsys):
     assert capsys.readouterr().err.count("failed: ") == 1
     assert [row["name"] for row in read_rows(path)] == ["b", "c"]
     assert missing(path, CELLS) == CELLS[:1]
+
+
+def stops_the_grid(cell: Row) -> list[Row]:
+    with TemporaryDirectory() as folder:
+        Path(folder, "large").write_text("x")
+        if cell["name"] == "a":
+            os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+    return [{"figure": 1}]
+
+
+def test_a_grid_that_is_stopped_leaves_no_temporary_files(tmp_path, monkeypatch):
+    path, folder = tmp_path / "rows.csv", tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with pytest.raises(GridInterrupted, match="3 cells are left"):
+        fill(path, CELLS, stops_the_grid, jobs=2)
+    assert list(folder.iterdir()) == []
 
 
 def test_rows_wait_until_a_full_disk_has_room(tmp_path, capsys):
