@@ -36,13 +36,14 @@ from fedif_flower.run.rows import read_rows
 from fedif_flower.runtime.local_grid import FIRST_NODE_ID, LocalGrid
 from fedif_flower.seeding import torch_generator
 from fedif_flower.settings import Scalar
+from fedif_flower.strategies.registry import STRATEGIES as REGISTERED
 from fedif_flower.tables import ResultTable
 from fedif_studies.audit.cases import PLAYS, Game, let_play, play_each
 from fedif_studies.audit.federation import Trainer, collude
 from fedif_studies.audit.members import AuditMember, AuditTask
 from fedif_studies.lab.commands import Again, finish, run_study
 from fedif_studies.lab.filling import fill
-from fedif_studies.lab.lists import counts_in
+from fedif_studies.lab.lists import counts_in, names_in
 from fedif_studies.lab.run import LABELS_AS_THEY_ARE
 from fedif_studies.lab.table import grouped, print_markdown
 from fedif_studies.rows import RESULTS, Row
@@ -241,7 +242,8 @@ def main(
 ) -> None:
     """Play what is missing, and print the table."""
     all_epochs = counts_in("epochs", epochs)
-    runs = product(all_epochs, strategies.split(","), range(seeds), GAMES)
+    names = names_in("strategies", strategies, REGISTERED)
+    runs = product(all_epochs, names, range(seeds), GAMES)
     cells: list[Row] = []
     for num_epochs, strategy, seed, game in runs:
         cells.append({"epochs": num_epochs, "strategy": strategy, "seed": seed, "game": game})
