@@ -98,9 +98,10 @@ class MessageGuard:
     def __init__(self, policy: MemberPolicy, key: SigningKey | None = None) -> None:
         self.policy = policy
         self._key = key
+        # First, since it locks the folder: no other guard may change the counts once they are read.
+        self.log = NodeLog(policy.state / "node-log")
         self.counts = RoundCounts(policy.state, policy.runs)
         self.attempts = SeenAttempts(policy.state)
-        self.log = NodeLog(policy.state / "node-log")
         self.leaves = OutgoingPolicy(policy.leaves, self.log)
         # Admitted runs and their run configs by Flower's run id, and their bundles (Flower's FABs)
         # by digest, since many runs may share an app.
@@ -420,6 +421,8 @@ def _reason_for_server(direction: str, error: Exception) -> str:
         return error.told
     if isinstance(error, StorageError):
         return "this member cannot write what its policy asks it to keep; is its disk full?"
+    if isinstance(error, httpx.HTTPError):
+        return "the SuperLink failed while the message was fetched"
     if direction == "in":
         return "the message cannot be read"
     return "the reply of the app cannot be read"
@@ -468,8 +471,11 @@ def _in_pieces(message: Message) -> dict[str, bytes]:
 
 def _read_message(announced: Message, contents: dict[str, bytes]) -> RecordDict:
     """Return a message's content; raise RefusedByMemberError if another message was announced."""
-    # The policy judges the announced metadata, but the app acts on those inside the message.
     message_id = announced.metadata.message_id
+    if announced.metadata.reply_to_message_id:
+        # Flower's SuperNode would take it for the app's reply, and send it back.
+        raise RefusedByMemberError("the message is announced as a reply")
+    # The policy judges the announced metadata, but the app acts on those inside the message.
     message = transport.inflate_object_from_contents(
         message_id, contents, keep_object_contents=True
     )

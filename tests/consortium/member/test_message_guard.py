@@ -7,6 +7,7 @@ import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import date
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -39,13 +40,15 @@ from fedif_consortium.evidence.attempts import (
 )
 from fedif_consortium.evidence.chained_log import read_log
 from fedif_consortium.masking.boxes import TERMS_KEY, MaskingTerms
+from fedif_consortium.member import node_log
 from fedif_consortium.member.apps import bundle_digest, read_bundle
 from fedif_consortium.member.message_guard import REFUSED, Connection, MessageGuard
 from fedif_consortium.member.node_log import FILE
 from fedif_consortium.member.outgoing import OutgoingPolicy
 from fedif_consortium.member.policy import read_member_policy
+from fedif_consortium.member.runs import RoundCounts
 from fedif_consortium.member.seen_attempts import SeenAttempts
-from fedif_flower.errors import ConfigError, StorageError
+from fedif_flower.errors import ConfigError, RefusedByMemberError, StorageError
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.held_out_classes import HeldOutClasses
 from fedif_flower.messages.instructions import (
@@ -406,6 +409,8 @@ def test_the_app_takes_no_message_that_leaves_a_setting_out():
         ({"_dst_node_id": NODE + 1}, b"", "the message is not the one"),
         ({"_group_id": "other"}, b"", "the message is not the one"),
         ({"_message_id": "0" * 64}, b"", "the objects are not those"),
+        # The SuperNode would take it for the app's reply, and send the server's own content back.
+        ({"_reply_to_message_id": "0" * 64}, b"", "the message is announced as a reply"),
         ({}, b"objects that are not what they are called", "the objects are not those"),
     ],
 )
@@ -484,6 +489,34 @@ def test_a_superlink_that_fails_for_a_moment_and_an_unreadable_message_end_no_no
     member.asked = receive
     with pytest.raises(HTTPStatusError) if ends else nullcontext():
         assert member.connection.receive() is None
+
+
+@pytest.mark.parametrize("part", ["get_run", "get_fab", "pull_object"])
+def test_a_superlink_that_fails_while_a_message_is_fetched_is_told_so(member, part):
+    guard = member.guard
+    guard.connection = guard.connection._replace(**{part: Mock(side_effect=status(500))})
+    assert member.ask() is None
+    assert "the SuperLink failed while the message was fetched" in member.error
+    assert member.tasks == 0
+
+
+def test_what_another_guard_counted_until_it_ended_counts(tmp_path, monkeypatch):
+    """The counts are read once the folder is this guard's alone."""
+    path = tmp_path / "policy.toml"
+    path.write_text("[runs]\nmost-rounds-a-day = 5\n")
+    policy = read_member_policy(path)
+    hold = node_log.hold_folder
+
+    def hold_after_the_others_last_round(folder, by):
+        RoundCounts(policy.state, policy.runs).count("train", date(2026, 1, 5))
+        return hold(folder, by)
+
+    monkeypatch.setattr(node_log, "hold_folder", hold_after_the_others_last_round)
+    counts = MessageGuard(policy).counts
+    for _ in range(4):
+        counts.count("train", date(2026, 1, 5))
+    with pytest.raises(RefusedByMemberError, match="at most 5 rounds"):
+        counts.count("train", date(2026, 1, 5))
 
 
 def test_a_reply_that_is_not_all_there_does_not_wait_forever(member, monkeypatch):
