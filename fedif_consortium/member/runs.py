@@ -80,10 +80,15 @@ def _is_number(accepted: Accepted) -> bool:
     return True
 
 
-def _is_same(value: object, other: Scalar) -> bool:
-    """Return whether two values of a run config are equal; unlike in Python, true is not 1."""
+def _is_same(value: object, other: object) -> bool:
+    """Return whether two values of a run config are equal.
+
+    Unlike in Python, true is not 1, and NaN is NaN.
+    """
     if isinstance(value, bool) != isinstance(other, bool):
         return False
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(other):
+        return math.isnan(value)
     return value == other
 
 
@@ -162,7 +167,7 @@ class RunRules(Settings):
                     continue  # Likewise.
                 _require(accepts(accepted, value), f"run config {key}", value, accepted)
             else:
-                is_allowed = self.unknown_keys or value == bundled.get(key)
+                is_allowed = self.unknown_keys or _is_same(value, bundled.get(key))
                 _require(is_allowed, f"run config {key}", value, "the app's own value only")
 
     def check_terms(self, terms: Mapping[str, Scalar], config: Mapping[str, Scalar]) -> None:
@@ -180,7 +185,8 @@ class RunRules(Settings):
         """
         for key, value in terms.items():
             if key in config:
-                _require(value == config[key], f"the message says {key}", value, config[key])
+                is_kept = _is_same(value, config[key])
+                _require(is_kept, f"the message says {key}", value, config[key])
             if key in self.config:
                 accepted = self.config[key]
                 _require(accepts(accepted, value), f"the message says {key}", value, accepted)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from datetime import date
@@ -84,6 +85,24 @@ def test_a_run_outside_the_policy_is_refused_by_the_line_s_name(rules, changes, 
         return
     with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
         rules.check_run("fedif/app", CONFIG | changes, CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("own", "other"), [(1, True), (0, False), (True, 1), (False, 0), (1, "1"), (1.0, math.nan)]
+)
+def test_an_app_s_own_value_is_of_its_own_kind(own, other):
+    """Python takes true for 1."""
+    reason = f"run config key = {other!r}; this member accepts the app's own value only"
+    with pytest.raises(RefusedByMemberError, match=re.escape(reason)):
+        RunRules().check_run("fedif/app", {"key": other}, {"key": own})
+    RunRules().check_run("fedif/app", {"key": own}, {"key": own})
+    with pytest.raises(RefusedByMemberError, match="the message says key"):
+        RunRules().check_terms({"key": other}, {"key": own})
+
+
+def test_an_app_s_own_value_may_be_no_number():
+    # Two values: a bundle's config is read twice.
+    RunRules().check_run("fedif/app", {"key": float("nan")}, {"key": float("nan")})
 
 
 def test_a_line_that_limits_nothing_in_a_run_is_said(caplog):
