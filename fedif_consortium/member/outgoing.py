@@ -356,7 +356,9 @@ def _pull_back(array: Values, sent: Values, update: Floats) -> Values:
 def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
     """Return whether training may change an array of the model.
 
-    It may change finite floating-point arrays that are no batch-norm statistics.
+    It may change finite floating-point arrays that are no batch-norm statistics. Numbers of more
+    than 64 bits are left out: changes smaller than 64 bits tell would not count for the update's
+    length, and such a number has bits in which anything can stand.
 
     Raises
     ------
@@ -368,7 +370,7 @@ def _is_trained(name: str, array: Values, sent: Values, path: str) -> bool:
             "an array is of another type or shape than the model's",
             f"{path} {array.dtype}{array.shape}, not {sent.dtype}{sent.shape}",
         )
-    if sent.dtype.kind != "f" or is_statistic(name):
+    if sent.dtype.kind != "f" or sent.dtype.itemsize > 8 or is_statistic(name):
         return False
     return bool(np.isfinite(sent).all())
 
