@@ -7,7 +7,13 @@ Flower 1.41 stores a reply under whatever sender the reply names. It stores as m
 its sender uploads, and hands the reply to the ServerApp before all objects are there. The guard
 stands in front of the handlers that do so:
 
-- It refuses a reply whose sender is not the authenticated node.
+- It refuses a reply whose sender is not the authenticated node, whose id is not the hash of what
+  was announced, or whose times are no numbers: Flower could not read such a reply from its
+  database, and the error would end the run.
+- It tells Flower which objects a message has, but not which of them holds which. Flower believes
+  the first who says what an object holds, and refuses all messages that say otherwise. A member
+  could say something false of an object that others are about to send, as of the next message of
+  the server.
 - It bounds a reply by the heaviest message that its run sent, and a little more. The bounds are on
   the number of objects, on their bytes, and on the bytes of the unpacked arrays, in which chunks
   may repeat. An object that a message holds twice is sent once, but counts twice: a new model has
@@ -19,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +34,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord
+from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree, PushObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
@@ -57,6 +65,36 @@ UNREADABLE = "the reply cannot be read"
 def objects_of(tree: ObjectTree) -> set[str]:
     """Return the ids of the objects in a message's tree."""
     return {node.object_id for node in iterate_object_tree(tree)}
+
+
+def flattened(tree: ObjectTree) -> ObjectTree:
+    """Return a message's tree in which the message holds all other objects itself, each once.
+
+    Nobody needs more: whoever puts the message together reads in each object what it holds.
+    """
+    object_ids = dict.fromkeys(node.object_id for node in iterate_object_tree(tree))
+    del object_ids[tree.object_id]
+    leaves = [ObjectTree(object_id=object_id) for object_id in object_ids]
+    return ObjectTree(object_id=tree.object_id, children=leaves)
+
+
+def message_id_of(message: ProtoMessage, content_ids: Sequence[str]) -> str:
+    """Return the id that Flower gives a message: the hash of its metadata, error and content's id.
+
+    Parameters
+    ----------
+    message : ProtoMessage
+        The message; its own id and content are not looked at.
+    content_ids : sequence of str
+        The id of its content; empty if it has an error in place of a content.
+    """
+    body = ProtoMessage(metadata=message.metadata)
+    if message.HasField("error"):
+        body.error.CopyFrom(message.error)
+    body.metadata.message_id = ""
+    packed_body = body.SerializeToString(deterministic=True)
+    head = f"Message {','.join(content_ids)} {len(packed_body)}"
+    return get_object_id(head.encode() + b"\x00" + packed_body)
 
 
 class Weight(NamedTuple):
@@ -337,18 +375,25 @@ class ReplyGuard:
         Raises
         ------
         HTTPException
-            With status 400 if the request has not exactly one reply with its own objects, 403 if
-            another node is named as the sender, 413 if the reply has too many objects.
+            With status 400 if the request has not exactly one reply with its own objects, or a
+            time that is no finite number, 403 if another node is named as the sender, 413 if the
+            reply has too many objects.
         """
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "one reply at a time")
-        metadata = request.messages_list[0].metadata
-        tree = request.message_object_trees[0]
+        (reply,) = request.messages_list
+        (tree,) = request.message_object_trees
+        metadata = reply.metadata
         node_id = request.node.node_id
         if metadata.src_node_id != node_id:
             raise HTTPException(403, "a reply counts for the node that sends it")
-        if metadata.message_id != tree.object_id:
+        times = [metadata.created_at, metadata.ttl, *request.clientapp_runtime_list]
+        if not all(map(math.isfinite, times)):
+            raise HTTPException(400, "a time of the reply is no finite number")
+        content_ids = [content.object_id for content in tree.children]
+        if not metadata.message_id == tree.object_id == message_id_of(reply, content_ids):
             raise HTTPException(400, "the objects are not those of the reply")
+        tree.CopyFrom(flattened(tree))
         limit = self._limit(metadata.run_id)
         coming = Upload(node_id, metadata.run_id, objects_of(tree), limit)
         if coming.is_heavy():
@@ -423,6 +468,8 @@ class ReplyGuard:
 
     def send(self, handler: Handler, request: Any, state: Any, task: Any) -> Any:
         """Hand on messages of the ServerApp, and remember which objects they consist of."""
+        for tree in request.message_object_trees:
+            tree.CopyFrom(flattened(tree))
         response = handler(request=request, state=state, task=task)
         with self._lock:
             # Taken out and put in again, so that the run that sent last is at the end.

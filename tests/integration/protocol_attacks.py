@@ -23,6 +23,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     iterate_object_tree,
 )
 
+from fedif_flower.messages.records import records_of
 from tests.integration.protocol import Member, packed
 from tests.server.hostile import step_reply
 
@@ -136,6 +137,22 @@ def wrong_tree(member: Member, message: Message, victim: Message) -> None:
         member.upload(reply, response.session_id, contents, response.objects_to_push)
 
 
+def misleads(member: Member, message: Message, victim: Message) -> None:
+    """Say false things of what others will send: of an empty message's content, and of arrays."""
+    reply, tree, _ = packed(step_reply(message, 1.0))
+    (content,) = tree.children
+    nothing = ObjectTree(object_id="f" * 64)
+    content.children.append(ObjectTree(object_id=RecordDict().object_id, children=[nothing]))
+    for record in records_of(message.content, ArrayRecord).values():
+        false = [ObjectTree(object_id=array.object_id) for array in record.values()]
+        content.children.extend(false)
+    # Its reply is refused as soon as something in it cannot be read, so that nobody waits for it.
+    odd = b"no object of Flower's"
+    content.children.append(ObjectTree(object_id=get_object_id(odd)))
+    response = member.announce(reply, tree)
+    member.upload(reply, response.session_id, {get_object_id(odd): odd}, [get_object_id(odd)])
+
+
 def other_content(member: Member, message: Message, victim: Message) -> None:
     """Upload something else than what was announced."""
     reply, tree, contents = packed(step_reply(message, 1.0))
@@ -151,6 +168,8 @@ def odd_metadata(member: Member, message: Message, victim: Message) -> None:
         ("_run_id", 7),
         ("_ttl", -1.0),
         ("_created_at", 1e300),
+        ("_created_at", float("nan")),
+        ("_ttl", float("nan")),
         ("_reply_to_message_id", "f" * 64),
         ("_dst_node_id", member.node_id),
         ("_message_type", "train.unheard-of"),
@@ -209,6 +228,7 @@ ATTACKS: dict[str, Attack] = {
         garbage,
         heavy,
         wrong_tree,
+        misleads,
         odd_metadata,
         sends_twice,
         plants,

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -20,6 +21,7 @@ from flwr.proto.runtime_pb2 import (
 )
 from flwr.supercore.constant import OBJECT_PUSH_SESSION_TTL_SECONDS
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
+from flwr.supercore.object_store import ObjectStore, ObjectStoreFactory
 from starlette.exceptions import HTTPException
 
 from fedif_consortium.superlink.guarded_superlink import reply_budget
@@ -48,23 +50,29 @@ def test_a_budget_is_a_multiple_of_the_heaviest_message(text, budget):
 class Flower:
     """Flower's two modules of handlers, and the state that they keep, as far as the guard sees."""
 
-    def __init__(self) -> None:
+    def __init__(self, objects: ObjectStore | None = None) -> None:
         self.stored: dict[str, bytes] = {}
         self.deleted: set[str] = set()
         self.replies: dict[str, tuple[ProtoMessage, ObjectTree]] = {}
         self.sessions = 0
+        self.objects = objects or ObjectStoreFactory().store()
         self.fleet = SimpleNamespace(
             push_messages=self._announce, push_object=lambda **asked: self._store(**asked)
         )
         self.runtime = SimpleNamespace(
-            push_messages=lambda request, state, task: None,
+            push_messages=lambda request, state, task: self._take(request.message_object_trees),
             push_object=lambda request, state, task: self._store(request, state),
             pull_messages=lambda **asked: self._pull(**asked),
         )
         ReplyGuard().install(self.fleet, self.runtime)
 
+    def _take(self, trees):
+        for tree in trees:
+            self.objects.preregister(TASK.run_id, tree)
+
     def _announce(self, request, state):
         self.sessions += 1
+        self._take(request.message_object_trees)
         (reply,), (tree,) = request.messages_list, request.message_object_trees
         self.replies[reply.metadata.reply_to_message_id] = reply, tree
         ids = [node.object_id for node in iterate_object_tree(tree)]
@@ -220,8 +228,8 @@ def test_a_reply_that_weighs_too_much_is_refused_at_once(message, spoil):
 def test_the_log_says_why_a_reply_is_dropped(message, monkeypatch, caplog):
     flower = Flower()
     flower.send(message)
-    session = announced(flower, message, b"never uploaded").session_id
-    assert flower.upload(session, ROOT, ROOT_CONTENT)
+    session, root = announced(flower, message, b"never uploaded")
+    assert flower.upload(session, get_object_id(root), root)
     later = time.monotonic() + OBJECT_PUSH_SESSION_TTL_SECONDS
     monkeypatch.setattr("time.monotonic", lambda: later)
     assert flower.pull(message.metadata.message_id) == []
@@ -232,7 +240,7 @@ def test_a_reply_that_cannot_be_read_is_not_called_too_heavy(message):
     flower = Flower()
     flower.send(message)
     odd = b"no object of Flower's"
-    session = announced(flower, message, odd).session_id
+    session, _ = announced(flower, message, odd)
     with pytest.raises(HTTPException, match="413: the reply cannot be read"):
         flower.upload(session, get_object_id(odd), odd)
 
@@ -284,16 +292,17 @@ def test_an_array_of_zeros_comes_back_with_other_values():
     assert flower.pull(message_id) == [message_id]
 
 
-ROOT_CONTENT = packed_object("Message", [], b"")
-ROOT = get_object_id(ROOT_CONTENT)
-
-
-def announced(flower: Flower, message: Message, *objects: bytes):
-    """Announce a reply that consists of these objects, and a root."""
-    reply = answer(message)
-    reply.metadata.__dict__["_message_id"] = ROOT
+def announced(flower: Flower, message: Message, *objects: bytes) -> tuple[str, bytes]:
+    """Announce a reply whose message holds these objects; return session and message as sent."""
+    reply = remove_content_from_message(answer(message))
     children = [ObjectTree(object_id=get_object_id(one)) for one in objects]
-    return flower.announce(reply, ObjectTree(object_id=ROOT, children=children))
+    body = ProtoMessage(metadata=message_to_proto(reply).metadata)
+    body.metadata.message_id = ""
+    ids = [child.object_id for child in children]
+    root = packed_object("Message", ids, body.SerializeToString(deterministic=True))
+    reply.metadata.__dict__["_message_id"] = get_object_id(root)
+    tree = ObjectTree(object_id=get_object_id(root), children=children)
+    return flower.announce(reply, tree).session_id, root
 
 
 @pytest.mark.parametrize("order", ["[0, 0]", "[0]", "[1]", '"x"', "[[[[", None])
@@ -306,12 +315,14 @@ def test_chunks_count_as_often_as_they_are_repeated_whoever_sent_them(
     chunk = packed_object("ArrayChunk", [], bytes(SPARE_BYTES - 1000))
     body = "{}" if order is None else f'{{"arraychunk_ids": {order}}}'
     array = packed_object("Array", [get_object_id(chunk)], body.encode())
-    objects = chunk, array, ROOT_CONTENT
-    contents = {get_object_id(one): one for one in objects}
-    theirs = {i: contents[i] for k, i in enumerate(contents) if k not in own}
+    ids = [get_object_id(one) for one in (chunk, array)]
+    theirs = {ids[k]: (chunk, array)[k] for k in (0, 1) if k not in own}
     if 2 in own:
         flower.stored |= theirs
-    session = announced(flower, message, chunk, array).session_id
+    session, root = announced(flower, message, chunk, array)
+    objects = chunk, array, root
+    if 2 not in own:
+        theirs[get_object_id(root)] = root
     with contextlib.suppress(HTTPException):
         for k in own:
             assert flower.upload(session, get_object_id(objects[k]), objects[k])
@@ -327,8 +338,9 @@ def test_chunks_count_as_often_as_they_are_repeated_whoever_sent_them(
 def test_one_reply_at_a_time_with_the_objects_of_it(message, count):
     flower = Flower()
     reply, tree, _ = packed(answer(message))
-    with pytest.raises(HTTPException, match="400"):
-        flower.announce(reply, ObjectTree(object_id="b" * 64))
+    for root in ("b" * 64, reply.metadata.message_id):  # Another id; another content.
+        with pytest.raises(HTTPException, match="400: the objects are not those of the reply"):
+            flower.announce(reply, ObjectTree(object_id=root))
     request = PushMessagesRequest(
         node=Node(node_id=MEMBER),
         messages_list=[message_to_proto(reply)] * count,
@@ -336,3 +348,50 @@ def test_one_reply_at_a_time_with_the_objects_of_it(message, count):
     )
     with pytest.raises(HTTPException, match="400"):
         flower.fleet.push_messages(request, flower)
+
+
+def test_an_error_is_a_reply(message):
+    flower = Flower()
+    flower.send(message)
+    assert flower.reply(Message(Error(2, "it failed"), reply_to=message))
+    message_id = message.metadata.message_id
+    assert flower.pull(message_id) == [message_id]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["created_at", "ttl", "runtime"])
+def test_a_time_that_is_no_finite_number_is_refused(message, name, value):
+    """Flower's database would hold none in its place, and the ServerApp's next look would fail."""
+    flower = Flower()
+    flower.send(message)
+    reply = answer(message)
+    if name != "runtime":
+        reply.metadata.__dict__[f"_{name}"] = value
+    reply, tree, _ = packed(reply)
+    request = PushMessagesRequest(
+        node=Node(node_id=MEMBER),
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[tree],
+        clientapp_runtime_list=[value if name == "runtime" else 1.0],
+    )
+    with pytest.raises(HTTPException, match="400: a time of the reply is no finite number"):
+        flower.fleet.push_messages(request, flower)
+    assert flower.sessions == 0
+
+
+@pytest.mark.parametrize("false", [(), ("f" * 64,)])
+def test_what_a_member_says_of_anothers_objects_stops_nobody(message, false):
+    """Flower keeps what was said first of what an object holds, and refuses other words later."""
+    flower = Flower(ObjectStoreFactory(":memory:").store())  # Flower's database does.
+    flower.send(message)
+    reply, tree, _ = packed(answer(message))
+    # An object of the next message, which a member can foresee, and of the others' replies.
+    coming = Message(RecordDict({"arrays": model(seed=2)}), OTHER, "train")
+    (array,) = coming.content["arrays"].values()
+    children = [ObjectTree(object_id=object_id) for object_id in false]
+    (content,) = tree.children
+    content.children.append(ObjectTree(object_id=array.object_id, children=children))
+    flower.announce(reply, tree)
+    flower.send(coming)
+    reply, tree, _ = packed(Message(coming.content, reply_to=coming))
+    flower.announce(reply, tree, node_id=OTHER)
