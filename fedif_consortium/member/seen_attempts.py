@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +50,18 @@ class _Seen(BaseModel, strict=True):
     config: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     earlier: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
     server_round: Annotated[int, Field(ge=0)] = 0
+
+    @property
+    def configs(self) -> Sequence[str]:
+        """The hashes of all run configs of this run that the member has seen."""
+        return (self.config, *self.earlier)
+
+    def may_be_called(self, name: str) -> bool:
+        """Return whether ``name`` is that of a run config which the member has seen in this run.
+
+        A member that was away in the first attempt of a run without a name has not seen it.
+        """
+        return name in map(automatic_name, self.configs)
 
 
 class _File(BaseModel, strict=True):
@@ -115,8 +127,12 @@ class SeenAttempts:
         seen = self._runs.get(attempts.name)
         if seen is None:
             # The automatic name of a run follows from the first attempt's run config. Without this
-            # check, a server could invent a first attempt each time, and so a name that is new.
-            if attempts.number > 1 and attempts.last.config in self._seen_configs():
+            # check, a server could invent a first attempt each time, and so a name that is new. Or
+            # it could do so once, and then begin the run under its true name, as if it were new.
+            runs = self._runs
+            if attempts.number == 1:
+                runs = {name: run for name, run in runs.items() if not run.may_be_called(name)}
+            if attempts.last.config in _configs_of(runs):
                 raise RefusedByMemberError(
                     f"{title} does not follow: this member has seen its run config in a run that "
                     "was called otherwise"
@@ -182,19 +198,20 @@ class SeenAttempts:
         write_atomically(self._path, _File(runs=runs).model_dump_json() + "\n")
         self._runs = runs
 
-    def _seen_configs(self) -> set[str]:
-        """Return the hashes of the run configs of all attempts that this member has seen."""
-        configs: set[str] = set()
-        for seen in self._runs.values():
-            configs.update((seen.config, *seen.earlier))
-        return configs
+
+def _configs_of(runs: Mapping[str, _Seen]) -> set[str]:
+    """Return the hashes of the run configs of all attempts at these runs that a member has seen."""
+    configs: set[str] = set()
+    for seen in runs.values():
+        configs.update(seen.configs)
+    return configs
 
 
 def _configs_before(seen: _Seen | None, config: str) -> list[str]:
     """Return the hashes of the run configs that a run had before, without the present one."""
     if seen is None:
         return []
-    return sorted({*seen.earlier, seen.config} - {config, ""})
+    return sorted({*seen.configs} - {config, ""})
 
 
 def _title(attempts: Attempts) -> str:

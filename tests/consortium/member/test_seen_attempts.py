@@ -143,6 +143,24 @@ def test_a_run_config_is_known_whatever_came_after_it(tmp_path):
             again.check(told_nameless("5e" * 32, own, run=B), NAMELESS)
 
 
+def test_a_run_under_an_invented_name_is_not_begun_again_under_its_own(tmp_path):
+    """Else a server would do a run twice, and its statement would tell of one attempt."""
+    own = config_hash(NAMELESS)
+    seen = SeenAttempts(tmp_path)
+    seen.note(seen.check(told_nameless("5e" * 32, own), NAMELESS))
+    with pytest.raises(RefusedByMemberError, match="has seen its run config in a run that was"):
+        seen.check(told_nameless(own, run=B), NAMELESS)
+
+
+def test_a_config_that_a_run_went_on_with_may_begin_one_of_its_own(tmp_path):
+    own, later = config_hash(NAMELESS), {**NAMELESS, "checkpoint-every": 1}
+    seen = SeenAttempts(tmp_path)
+    seen.note(seen.check(told_nameless(own), NAMELESS))
+    seen.note(seen.check(told_nameless(own, config_hash(later)), later))
+    again = SeenAttempts(tmp_path)
+    again.note(again.check(told_nameless(config_hash(later), run=B), later))
+
+
 def test_a_name_that_looks_automatic_is_a_name(tmp_path):
     config = {**CONFIG, "run-name": "auto-x"}
     seen = SeenAttempts(tmp_path)
