@@ -75,6 +75,8 @@ SAID = """
 reply_guard flwr.superlink.routers.fleet.router:fleet_push_messages fleet_handlers.push_messages(
 reply_guard flwr.superlink.routers.fleet.router:fleet_push_object fleet_handlers.push_object(
 reply_guard flwr.supercore.routers.runtime.router push_messages( push_object( pull_messages(
+reply_guard MESSAGES:pull_and_inflate_object_from_tree iterate_object_tree( inflate_object_from
+reply_guard flwr.superlink.grid.http_grid:HttpGrid.pull_messages iterate_object_tree( inflate_object
 reply_guard flwr.superlink.routers.fleet.node_auth protobuf_request.node.node_id
 guarded_superlink flwr.superlink.cli.flower_superlink uvicorn.run(
 guarded_superlink flwr.superlink.main:create_app state.linkstate_factory
@@ -91,6 +93,7 @@ message_guard LOOP:_push_messages send(message,
 app_build flwr.cli.run.run build_fab_from_disk(
 """.strip()
 PLACES = {
+    "MESSAGES": "flwr.supercore.inflatable.inflatable_utils",
     "LOOP": "flwr.supernode.start_client_internal",
     "RAY": "flwr.server.superlink.fleet.vce.backend.raybackend:RayBackend",
     "SUPERNODE": "flwr.supernode.cli.flower_supernode:flower_supernode",
