@@ -194,6 +194,7 @@ class OutgoingPolicy:
             # Unlike the model's arrays, the vector is no change of what came: clipping needs one.
             _refuse("no bound on the update's length holds for a vector beside it", VECTOR_RECORD)
         is_answer = kind.partition(".")[0] == MessageType.QUERY
+        _require_distinct(reply)
         leaving: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {}
         # The model comes last, so that a reply that is refused costs no privacy budget.
         for name in sorted(reply, key=lambda name: (name == _MODEL, name)):
@@ -330,6 +331,20 @@ class OutgoingPolicy:
                 _require_short(path, value, form.most)
                 leaving[name] = value
         return ConfigRecord(leaving)
+
+
+def _require_distinct(reply: RecordDict) -> None:
+    """Refuse a reply with two values of one RECORD.KEY: what is listed once leaves once.
+
+    Names may have dots, so that ``a`` with ``b.c`` and ``a.b`` with ``c`` are both ``a.b.c``.
+    """
+    paths: set[str] = set()
+    for record_name, record in reply.items():
+        for name in record:
+            path = f"{record_name}.{name}"
+            if path in paths:
+                _refuse("two values have one name", path)
+            paths.add(path)
 
 
 def _pull_back(array: Values, sent: Values, update: Floats) -> Values:

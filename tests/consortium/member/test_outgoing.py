@@ -244,6 +244,14 @@ def test_other_metrics_are_refused(value, keys, told):
     assert refusal(content(metrics=MetricRecord({"loss": value})), **keys).told == told
 
 
+def test_what_is_listed_once_leaves_once():
+    once = {"fitres": MetricRecord({"metrics.loss": 1.0})}
+    twice = {**once, "fitres.metrics": MetricRecord({"loss": 2.0})}
+    listed = {"metrics": ["fitres.metrics.loss"]}
+    assert check(RecordDict(once), **listed) == RecordDict(once)
+    assert refusal(RecordDict(twice), **listed).told == "two values have one name"
+
+
 def test_bytes_hidden_in_metrics_are_gone():
     secret = b"patient 4711 has"
     # Six bytes in the mantissa's low bits: the metric differs by less than a millionth.
