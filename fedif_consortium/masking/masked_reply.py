@@ -45,17 +45,18 @@ class MaskedReplies(ClientPart):
         return [partial(masked_round, task=task)]
 
     def checks(self, node: NodeConfig, settings: ConfigRecord) -> Sequence[Finding]:
-        """Return a finding that fails unless the run is masked as the node's config demands."""
+        """Return a finding: it fails unless the node can take part in a run that is masked so."""
         mode = str(settings.get(MASKING_KEY, "off"))
         return [tried("masking", lambda: _how_masked(node, mode))]
 
 
 def _how_masked(node: NodeConfig, mode: str) -> str:
-    """Return words for how a run of this ``masking.mode`` is masked, if the node allows it."""
+    """Return words for how a run of this ``masking.mode`` is masked, if the node can take part."""
     _require_own_masking(node, mode)
-    if node.keeper_key is not None:
-        return "a keeper of this member's choice"
-    return f"masking = {mode!r}"
+    if node.keeper_key is None:
+        return f"masking = {mode!r}"
+    _read_signing_key(node)  # Raises ConfigError. Otherwise the member would fail in each round.
+    return "a keeper of this member's choice"
 
 
 def _require_own_masking(node: NodeConfig, mode: str) -> None:
@@ -130,9 +131,19 @@ def _keys_for(terms: MaskingTerms, node: NodeConfig) -> tuple[X25519PublicKey, S
     if node.keeper_key is None:
         opening_key, members_key = boxes.trial_keys(terms.trial_secret)
         return opening_key.public_key(), members_key
-    signing_key = read_key_file(Path(str(node.signing_key)), "signing-key")
     keeper = X25519PublicKey.from_public_bytes(bytes.fromhex(node.keeper_key))
-    return keeper, signing_key
+    return keeper, _read_signing_key(node)
+
+
+def _read_signing_key(node: NodeConfig) -> SigningKey:
+    """Return the private key in the node config's ``signing-key``, which signs boxes.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, or holds no such key.
+    """
+    return read_key_file(Path(str(node.signing_key)), "signing-key")
 
 
 def _require_plain_training(config: ClientConfig, task: Task, terms: MaskingTerms) -> None:

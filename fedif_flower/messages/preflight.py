@@ -28,7 +28,7 @@ ADVICE = {
     "training": "compare the shapes and classes of the data with what the model takes",
     "disk": "free some space, or name another folder in the node config",
     "signing-key": "start the node with a policy, and with a key that its owner alone can read",
-    "masking": "agree with the operator whether the run is masked, and set keeper-key",
+    "masking": "agree with the operator whether the run is masked; set keeper-key and signing-key",
     "clock": "let this host and the server keep their time by a time server (NTP)",
     "certificate": "see whether this host's date is right; if so, ask the operator for a valid one",
 }

@@ -12,13 +12,20 @@ from torch import nn
 from fedif_consortium.evidence.keys import load_or_make_key
 from fedif_consortium.evidence.receipts import RECEIPTS_RECORD
 from fedif_consortium.masking import boxes
-from fedif_consortium.masking.masked_reply import content_hash, trained_update
+from fedif_consortium.masking.masked_reply import (
+    MASKING_KEY,
+    MaskedReplies,
+    content_hash,
+    trained_update,
+)
 from fedif_consortium.parts import client_parts
 from fedif_flower.client.app import task_app
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages import instructions as instructed
 from fedif_flower.messages.client_config import ClientConfig
 from fedif_flower.messages.models import model_arrays, tensor_arrays
+from fedif_flower.messages.node_config import NodeConfig
+from fedif_flower.messages.preflight import Status
 from fedif_flower.runtime.local_grid import LocalGrid
 from tests.consortium.masking.masked import TASK, model
 
@@ -92,6 +99,19 @@ def test_a_member_sends_nothing_unmasked_and_trains_honestly_by_sgd(member, name
     reply = ask(member[0] if named else {}, vector_beside(0.0), **asked)
     assert reply.has_error()
     assert reason in reply.error.reason
+
+
+def test_before_a_run_a_node_says_that_its_signing_key_cannot_be_read(member, tmp_path):
+    """Otherwise it would fail in each round."""
+    node = NodeConfig(partition_id=0, num_partitions=2, **member[0])
+    asked = ConfigRecord({MASKING_KEY: "keeper"})
+    [before] = MaskedReplies().checks(node, asked)
+    assert (before.check, before.status) == ("masking", Status.OK)
+    path = tmp_path / "member.pem"
+    path.unlink()
+    [after] = MaskedReplies().checks(node, asked)
+    assert (after.check, after.status) == ("masking", Status.FAILED)
+    assert after.words.startswith(f"signing-key = {str(path)!r} cannot be read: ")
 
 
 def test_all_that_a_server_sends_is_in_the_hash_that_everybody_got_the_same(member):
