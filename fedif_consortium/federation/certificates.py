@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedif_consortium.evidence.keys import SigningKey, content_fingerprint, read_key_file
-from fedif_flower.errors import ConfigError, FedIFError
+from fedif_flower.errors import ConfigError, FedIFError, require
 from fedif_flower.foreign import refused_as
 
 AUTHORITY_DAYS = 3650
@@ -211,6 +211,23 @@ def certificate_fingerprint(pem: str) -> str:
     with refused_as(ConfigError, "certificate is no certificate in PEM"):
         certificate = x509.load_pem_x509_certificate(pem.encode())
     return fingerprint_of(certificate)
+
+
+def single_certificate(pem: str) -> str:
+    """Return the only certificate in a text, as PEM without anything around it.
+
+    A fingerprint is that of one certificate. A second one in an invitation would be trusted though
+    nobody compared it.
+
+    Raises
+    ------
+    ConfigError
+        If the text holds no certificate, or several.
+    """
+    with refused_as(ConfigError, "certificate is no certificate in PEM"):
+        certificates = x509.load_pem_x509_certificates(pem.encode())
+    require(len(certificates) == 1, "certificate", f"{len(certificates)} of them", "one")
+    return certificates[0].public_bytes(Encoding.PEM).decode()
 
 
 def fingerprint_of(certificate: x509.Certificate) -> str:

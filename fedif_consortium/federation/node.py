@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,9 +19,10 @@ from fedif_consortium.federation.certificates import (
     fingerprint_of,
     read_authorities,
     require_for_supernode,
+    single_certificate,
 )
 from fedif_consortium.federation.flower import become, config_text, to_arguments
-from fedif_consortium.federation.records import Invitation
+from fedif_consortium.federation.records import Answer, Invitation
 from fedif_flower.errors import ConfigError
 from fedif_flower.messages.node_config import NodeConfig
 from fedif_flower.messages.text import printable
@@ -119,7 +121,7 @@ def join(
         If a file cannot be written.
     """
     # Check everything before any file is made.
-    fingerprint = certificate_fingerprint(invitation.certificate)
+    certificate = single_certificate(invitation.certificate)
     _require_same(folder, invitation)
     node_config: dict[str, Scalar] = {
         "partition-id": invitation.number,
@@ -151,20 +153,34 @@ def join(
     records.require_node_key(key.public_key(), f"key = {str(folder.key)!r}")
     public_line = records.public_line(key, invitation.member)
     files.write(folder.path / "node.key.pub", "the same, to show", f"{public_line}\n")
-    files.write_new(folder.authority, "the server is known by it", invitation.certificate)
+    files.write_new(folder.authority, "the server is known by it", certificate)
     text = files.to_toml(_ABOUT, settings.to_mapping())
     files.write_new(folder.configuration, "where this node connects to, and as whom", text)
-    answer = records.make_answer(invitation, key)
-    text = files.to_toml(_ABOUT_ANSWER, answer.to_mapping())
-    # An existing answer stays, since a new one would differ: each signature is another one.
-    files.write_new(answer_file, "send it to the operator", text)
+    _write_answer(answer_file, records.make_answer(invitation, key))
 
     typer.echo(f"this node's key: {records.key_fingerprint(public_line)}; read it to the operator")
     typer.echo("ask the operator, not by the way the invitation came, whether these are right:")
-    typer.echo(f"certificate's fingerprint: {fingerprint}")
+    typer.echo(f"certificate's fingerprint: {certificate_fingerprint(certificate)}")
     typer.echo(f"statement key's fingerprint: {printable(invitation.statement_key)}")
     if invitation.keeper_key:
         typer.echo(f"and the keeper's operator: public key {invitation.keeper_key}")
+
+
+def _write_answer(path: Path, answer: Answer) -> None:
+    """Write an answer, unless its file has one with the same content.
+
+    Each signature is another one, so the signatures are not compared. An answer to an earlier
+    invitation, or with another key, is written over: the operator would refuse it.
+    """
+    if path.exists():
+        with suppress(ConfigError):  # A damaged answer is written over.
+            existing = files.read_document(path, Answer)
+            existing.check()
+            if existing.replace(signature=answer.signature) == answer:
+                typer.echo(f"kept {path}")
+                return
+    text = files.to_toml(_ABOUT_ANSWER, answer.to_mapping())
+    files.write(path, "send it to the operator", text)
 
 
 def _refuse_changes(folder: NodeFolder, expected: Mapping[str, Scalar], policy: str) -> None:

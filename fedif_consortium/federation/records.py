@@ -139,9 +139,11 @@ class FederationFolder:
         return [path for path in paths if path.is_file()]
 
     def certificate_text(self) -> str:
-        """Return the authority's certificate as PEM; raise ConfigError if it cannot be read."""
-        read_certificate(self.authority)
-        return self.authority.read_text()
+        """Return the authority's certificate as PEM; raise ConfigError if it cannot be read.
+
+        It is the first one in its file: an invitation may hold no more.
+        """
+        return read_certificate(self.authority).public_bytes(Encoding.PEM).decode()
 
     def settings(self) -> FederationSettings:
         """Return the federation's settings.

@@ -65,6 +65,37 @@ def test_an_invitation_writes_no_line_of_its_own(node, invitation, capsys):
     assert "statement key's fingerprint: 0000?certificate's fingerprint: 1111\n" in printed
 
 
+def test_an_invitation_with_a_second_certificate_is_refused(node, invitation, tmp_path):
+    """Who adds one of his own on its way would be trusted, and all fingerprints agree."""
+    make_authority(tmp_path)
+    theirs = (tmp_path / "ca.crt").read_text()
+    for text in (invitation.certificate + theirs, theirs + invitation.certificate):
+        with pytest.raises(ConfigError, match="certificate = '2 of them'; allowed: one"):
+            join_as(node.path, invitation.replace(certificate=text))
+    assert not node.path.exists()
+    # Words around a certificate are no part of it, and some programs stop at them.
+    join_as(node.path, invitation.replace(certificate=f"für alle\n{invitation.certificate}\nEnd"))
+    assert node.authority.read_text() == invitation.certificate
+
+
+def test_an_answer_is_to_the_invitation_that_was_given_last(node, invitation, tmp_path):
+    """The operator would refuse an answer to the one before, and ask for another in vain."""
+    join_as(node.path, invitation)
+    first = node.answer("hospital-a").read_bytes()
+    join_as(node.path, invitation)
+    assert node.answer("hospital-a").read_bytes() == first
+    make_authority(tmp_path)
+    other = (tmp_path / "ca.crt").read_text()
+    node.authority.write_text(invitation.certificate + other)  # The member knows both.
+    join_as(node.path, invitation.replace(certificate=other))
+    second = read_document(node.answer("hospital-a"), Answer)
+    second.check()
+    assert second.certificate_fingerprint == certificate_fingerprint(other)
+    node.answer("hospital-a").write_text("torn")
+    join_as(node.path, invitation)
+    assert read_document(node.answer("hospital-a"), Answer).key == second.key
+
+
 def test_what_a_node_says_of_itself(node, invitation):
     said = {"data-dir": "/srv/our data's", "num-partitions": 9, "import-from": "wards"}
     join_as(node.path, invitation, config=said)
