@@ -463,8 +463,9 @@ def _invited_member(folder: FederationFolder, answer: Answer) -> MemberRecord:
     theirs = answer.certificate_fingerprint
     if theirs != ours:
         raise ConfigError(
-            f"{answer.member} was given another certificate, {theirs}, not {ours}: its "
-            "invitation is another federation's, or was changed on its way"
+            f"{answer.member} was given another certificate, {theirs}, not {ours}: its invitation "
+            "is another federation's, was changed on its way, or is older than the certificate. "
+            f"`fedif federation invite {answer.member}` makes another, to join with once more"
         )
     member = folder.members().get(answer.member)
     if member is None or answer.number != member.number:

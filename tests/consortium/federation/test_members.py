@@ -28,12 +28,13 @@ from fedif_consortium.federation.members import (
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
 from fedif_consortium.federation.removals import read_removals
-from fedif_consortium.federation.server import look
+from fedif_consortium.federation.server import initialize, look
 from fedif_consortium.superlink.guarded_superlink import keys_not_let_in
 from fedif_consortium.superlink.signed_requests import removed_keys
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
 from fedif_flower.run.folder import RunFolder
 from tests.consortium.federation.folders import (
+    SETTINGS,
     Registry,
     answer_of,
     content,
@@ -133,6 +134,21 @@ def test_a_key_is_never_replaced_and_never_two_members(folder, tmp_path, registr
     with pytest.raises(ConfigError, match="hospital-b has the key of hospital-a"):
         add(folder, answer_of(folder, "hospital-b", tmp_path / "b"), registry)
     assert len(registry.keys) == 1
+
+
+def test_a_member_is_let_in_under_another_authority_by_a_new_answer(folder, tmp_path, registry):
+    """The old one is refused, and the message says how to get the new one."""
+    path = answer_of(folder, "hospital-a", tmp_path / "a")
+    before = folder.authority.read_text()
+    folder.authority.unlink()
+    folder.certificate.unlink()
+    folder.authority_key.unlink()
+    initialize(folder, SETTINGS)
+    with pytest.raises(ConfigError, match=r"older than the certificate\. `fedif federation invite"):
+        add(folder, path, registry)
+    NodeFolder(tmp_path / "a").authority.write_text(before + folder.authority.read_text())
+    assert answer_of(folder, "hospital-a", tmp_path / "a") == path
+    assert add(folder, path, registry).state == "registered"
 
 
 @pytest.mark.parametrize("lost", ["authority", "authority's content", "lock"])
