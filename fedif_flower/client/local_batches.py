@@ -66,6 +66,9 @@ class PreparedBatches:
         if count == 0:
             raise DataError(NO_EXAMPLES)
         size = min(batch_size, count)
+        # They may come from another model's pass, which training has nothing to do with.
+        inputs = inputs.detach()
+        labels = labels.detach()
         self._inputs = to_memory_format(inputs, image_format(model, inputs))
         self._labels = labels
         self._loss_fn = loss_fn
@@ -210,11 +213,19 @@ def batches_of(
 
 
 def _counted(loss_fn: LossFunction, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the examples whose targets count in the loss; a batch of others alone has no mean."""
+    """Return the examples whose targets count in the loss; a batch of others alone has no mean.
+
+    Raises
+    ------
+    DataError
+        If there are examples, and none of them counts.
+    """
     mean = class_mean(loss_fn)
     if mean is None:
         return inputs, targets
     counted = mean.counts(targets)
     if bool(counted.all()):
         return inputs, targets  # Indexing would copy them.
+    if not bool(counted.any()):
+        raise DataError(f"{NO_EXAMPLES} that counts")
     return inputs[counted], targets[counted]

@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 from fedif_flower.errors import ValuationError
 from fedif_flower.tasks.rows import cut_rows, num_rows
-from fedif_flower.tasks.structures import as_tensors, describe
+from fedif_flower.tasks.structures import as_tensors, describe, map_tensors, tensors_of
 
 
 def read_batches(
@@ -48,6 +48,29 @@ def read_batches(
         If ``targets`` is given beside data that bring their own, tensors have different numbers of
         examples, or ``inputs`` is none of these kinds.
     """
+    for batch in _batches(inputs, targets, batch_size, generator):
+        yield _without_history(batch)
+
+
+def _without_history(batch: Any) -> Any:
+    """Return a batch whose tensors do not know how they were computed.
+
+    They may be outputs of another model. A backward pass would go through that model too, which
+    works once only. Gradients in the batch itself can still be taken where they could before.
+    """
+
+    def cut_off(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+
+    if all(tensor.is_leaf for tensor in tensors_of(batch)):
+        return batch
+    return map_tensors(cut_off, batch)
+
+
+def _batches(
+    inputs: Any, targets: Any, batch_size: int, generator: torch.Generator | None
+) -> Iterator[Any]:
+    """Yield the batches of :func:`read_batches`; their tensors may know how they were computed."""
     if generator is None and _draws_all(inputs):
         inputs = _in_order(inputs)
     if isinstance(inputs, Tensor | np.ndarray | Mapping | tuple):

@@ -397,11 +397,11 @@ def sparing_single_values(model: nn.Module) -> Iterator[None]:
         module for module in model.modules() if isinstance(module, _BatchNorm) and module.training
     ]
 
-    def spare(norm: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        inputs = arguments[0]  # [n, channels, ...]
+    def spare(norm: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        inputs = next(chain(arguments, keywords.values()))  # [n, channels, ...]
         norm.train(inputs.numel() > inputs.shape[1])
 
-    handles = [norm.register_forward_pre_hook(spare) for norm in norms]
+    handles = [norm.register_forward_pre_hook(spare, with_kwargs=True) for norm in norms]
     try:
         yield
     finally:

@@ -172,6 +172,26 @@ def test_a_dataset_s_lonely_last_example_does_not_stop_batch_norm(count):
     assert int(model[1].num_batches_tracked) == 2 * (count // 4)
 
 
+class NamedInputs(nn.Module):
+    """A model that gives its batch norm the input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+        self.last = nn.Linear(2, 2)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last(self.norm(input=rows))
+
+
+def test_a_lonely_last_example_does_not_stop_a_batch_norm_that_gets_it_by_name():
+    model = NamedInputs()
+    data = (torch.randn(5, 2, generator=generator()), torch.tensor([0, 1, 0, 1, 0]))
+    config = TrainingConfig(local_epochs=1, batch_size=4)
+    assert math.isfinite(train_local(model, *data, config, generator()))
+    assert int(model.norm.num_batches_tracked) == 1
+
+
 class FrozenNorm(nn.Sequential):
     """A model whose batch norm is never in train mode, as in transfer learning."""
 
@@ -258,8 +278,22 @@ def test_examples_whose_target_is_ignored_are_left_out(train):
     assert train(model, rows, labels) == pytest.approx(theirs, rel=rounding(torch.float32))
     assert theirs.num_examples == 3
     assert_same_step(flat(model), flat(expected), torch.zeros(6), rounding(torch.float32))
-    with pytest.raises(DataError, match="needs at least one example"):
+    with pytest.raises(DataError, match="this client has none that counts"):
         train(model, rows[:2], labels[:2])
+
+
+@pytest.mark.parametrize("train", [by_task, by_batches])
+def test_inputs_that_another_model_computed_are_trained_on_as_plain_ones(train):
+    """A backward pass through the other model would work in the first epoch alone."""
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    rows = other(torch.randn(6, 3, generator=generator()))
+    labels = torch.tensor([0, 1, 0, 1, 1, 0])
+    model = nn.Linear(2, 2)
+    expected = copy.deepcopy(model)
+    assert train(model, rows, labels) == train(expected, rows.detach(), labels)
+    assert torch.equal(flat(model), flat(expected))
+    assert other[0].weight.grad is None
 
 
 class CountingLetters(nn.Linear):

@@ -330,6 +330,39 @@ def test_examples_that_fill_no_batch_are_left_out_with_a_count(caplog):
     assert message.endswith("its DataLoader has drop_last=True")
 
 
+def test_inputs_that_another_model_computed_are_data_like_others():
+    """The trial goes through the data more than once; a graph can be gone through only once."""
+    torch.manual_seed(0)
+    other = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+    rows = other(torch.randn(6, 3))
+    labels = torch.tensor([0, 1, 0, 1, 1, 0])
+    model = nn.Linear(2, 2)
+    expected = Validation(model, rows.detach(), labels, device="cpu")
+    batches = [(rows[:3], labels[:3]), (rows[3:], labels[3:])]
+    for data in ((rows, labels), (TensorDataset(rows, labels),), (batches,)):
+        validation = Validation(model, *data, device="cpu")
+        gradients = [validation.gradient(flat(model)) for _ in range(2)]
+        assert torch.equal(*gradients)
+        assert torch.allclose(gradients[0], expected.gradient(flat(model)))
+    assert other[0].weight.grad is None
+
+
+def test_a_loss_may_take_the_slope_in_inputs_that_ask_for_it():
+    """As a physics-informed loss does: here (f'(x) - 1)^2 for f(x) = w x, with slope 2 (w - 1)."""
+
+    def loss(model, batch):
+        with torch.enable_grad():
+            (slopes,) = torch.autograd.grad(model(batch).sum(), batch, create_graph=True)
+        return ((slopes - 1) ** 2).mean(), len(batch)
+
+    places = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    model = nn.Linear(1, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(3.0)
+    validation = Validation(model, places, batch_loss=loss, device="cpu", batch_size=2)
+    assert validation.gradient(torch.tensor([3.0])).tolist() == [4.0]
+
+
 def test_sizes_of_the_user_s_own_weigh_the_batches():
     def per_token(model, batch):
         return model(batch[0]).mean(), int(batch[1])
