@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
+from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,7 +19,7 @@ from PIL import Image
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.config import TaskConfig
 from fedif_flower.tasks.data.datasets import load_dataset
-from fedif_flower.tasks.data.sources.image_folder import ImageFolder, class_folders
+from fedif_flower.tasks.data.sources.image_folder import ImageFolder, _decode, class_folders
 from fedif_flower.tasks.data.sources.vision import CIFAR10, FashionMNIST
 from fedif_flower.tasks.images import image_task
 from fedif_flower.tasks.task import ClientSite
@@ -96,6 +98,35 @@ def test_images_that_lose_pages_or_transparency_are_counted(tree: Path) -> None:
         dataset = load_dataset("image-folder", tree)
         assert dataset.remarks == remarks
     assert dataset.train.images[3].tolist() == [[[50, 50, 50]]]
+
+
+def test_images_that_are_turned_or_of_16_bits_are_counted(tree: Path) -> None:
+    photo = Image.fromarray(np.array([[10, 50, 90]], dtype=np.uint8))
+    turned = photo.getexif()
+    turned[0x0112] = 3  # By 180 degrees.
+    photo.save(tree / "train/cat/2.png", exif=turned)
+    photo.save(tree / "train/cat/3.tif", exif=turned)  # Pillow turns it by itself.
+    (tree / "train/cat/4.png").write_bytes(colours_of_16_bits([0x0A07, 0x3207, 0x5A07]))
+    lost: Counter[str] = Counter()
+    read = [_decode(str(tree / "train/cat" / name), lost) for name in ("2.png", "3.tif", "4.png")]
+    assert [image[0].tolist() for image in read] == [[[10, 50, 90]], [[90, 50, 10]], [[10, 50, 90]]]
+    assert lost == {
+        "the orientation that EXIF names is left out": 1,
+        "the lower 8 of 16 bits are left out": 1,
+    }
+
+
+def colours_of_16_bits(values: list[int]) -> bytes:
+    """Return a PNG of one row, whose three colours have the same values; Pillow writes none."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        checksum = zlib.crc32(name + content)
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", len(values), 1, 16, 2, 0, 0, 0)
+    row = b"\0" + b"".join(struct.pack(">H", value) * 3 for value in values)
+    pixels = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + pixels
 
 
 def test_remarks_are_those_of_the_folder_though_the_images_are_prepared(tree: Path, caplog) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ExifTags import Base
 
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.tasks.data.cache import RawDataset, RawSplit, Source
@@ -25,8 +26,8 @@ _NO_CLASSES = frozenset({"__MACOSX", "@eaDir", "lost+found"})
 # Other usual names of splits. These folders are not read; a remark says so.
 _OTHER_SPLITS = frozenset({"val", "valid", "validation", "dev", "eval", "training", "testing"})
 _MOST_LETTERS = 12  # A remark names no longer suffix.
-# Pillow's modes, and the mode to which each is converted. 16-bit and floating-point images are not
-# allowed, since uint8 cannot hold them.
+# Pillow's modes, and the mode to which each is converted. Floating-point images and grey ones of 16
+# bits are not allowed, since uint8 cannot hold them. Of colours with 16 bits Pillow reads 8.
 _MODES = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGB", "CMYK": "RGB"}
 
 
@@ -59,7 +60,8 @@ class ImageFolder(Source):
 
     Hidden files are passed over. Files without an image's suffix, images outside of a class folder
     and folders such as ``__MACOSX`` are passed over too, and a remark counts them. Another remark
-    counts images of which only the first page is read, or whose transparency is left out.
+    counts images of which only the first page is read, or whose transparency, the lower 8 of 16
+    bits of colour, or orientation (in EXIF) are left out.
 
     Every class needs a folder in ``train``, even if it is empty, so that nodes without examples of
     a class have the same labels as the others. Only clients may leave ``test`` out.
@@ -260,12 +262,19 @@ def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
 
 def _losses(image: Image.Image) -> Iterator[str]:
     """Yield, in words, which parts of an image are not read."""
+    # This is asked first, since it is not known any more once the image is loaded.
+    if any(";16" in str(part.args) for part in image.tile):
+        yield "the lower 8 of 16 bits are left out"
     if getattr(image, "n_frames", 1) > 1:
         yield "the first page or frame of several is read"
     has_alpha = image.mode in ("LA", "RGBA")
     is_opaque = has_alpha and image.getchannel("A").getextrema() == (255, 255)
     if "transparency" in image.info or (has_alpha and not is_opaque):
         yield "transparency is left out"
+    # Pillow turns a TIFF by itself while loading it, and drops the orientation then.
+    image.load()
+    if image.getexif().get(Base.Orientation, 1) != 1:
+        yield "the orientation that EXIF names is left out"
 
 
 def class_folders(classes: Sequence[str]) -> list[str]:
