@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,8 @@ def count_examples(data: Any) -> int | None:
         return total
     examples = data
     if isinstance(data, DataLoader):
+        if not isinstance(data.batch_sampler, BatchSampler | None):
+            return _count_drawn(data.batch_sampler)
         sampler = sampler_of(data)
         if isinstance(sampler, Sized):
             return len(sampler)
@@ -179,6 +182,17 @@ def count_examples(data: Any) -> int | None:
     if hasattr(examples, "__len__") and hasattr(examples, "__getitem__"):
         return len(examples)
     return None
+
+
+def _count_drawn(batches: Iterable[Sequence[Any]]) -> int | None:
+    """Return how many examples a batch sampler of the user's own draws in an epoch.
+
+    Only its draws tell: it may draw a part of the data set. ``None`` if it has no length, since it
+    may then go on for ever.
+    """
+    if not isinstance(batches, Sized):
+        return None
+    return sum(len(rows) for rows in islice(batches, len(batches)))
 
 
 def count_dropped(data: Any) -> int:

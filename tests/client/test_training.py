@@ -393,6 +393,7 @@ WHOLE = TensorDataset(torch.randn(10, 2, generator=generator()), torch.arange(10
         (DataLoader(WHOLE, 4, drop_last=True), 8),
         (DataLoader(WHOLE, 4, sampler=SubsetRandomSampler([1, 5, 6])), 3),
         (DataLoader(WHOLE, 2, sampler=SubsetRandomSampler([1, 5, 6]), drop_last=True), 2),
+        (DataLoader(WHOLE, batch_sampler=[[1, 5], [6]]), 3),
     ],
 )
 def test_a_loader_s_examples_are_those_that_it_draws_however_a_task_trains(loader, num_examples):
