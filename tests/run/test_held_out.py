@@ -480,6 +480,21 @@ def test_secret_data_follow_from_more_bits_than_can_be_tried(tmp_path):
     assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("tokens", [7, 0.01])
+def test_as_many_examples_are_drawn_whatever_each_weighs_in_the_loss(tmp_path, tokens):
+    """A loss of tokens says how many tokens a batch has, not how many examples."""
+
+    def by_token(model, batch):
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs), labels), tokens * len(labels)
+
+    loaded = load_task(
+        config_of(tmp_path), replace(digits(config_of(tmp_path)), batch_loss=by_token)
+    )
+    part = paying_part(loaded, "a").validation
+    assert sum(len(batch.content[1]) for batch in part.batches) == 120
+
+
 def test_a_run_of_an_earlier_version_is_recomputed_with_the_loss_that_it_had(tmp_path, own_secret):
     """It corrected what pays for what it found in the validation split."""
     loaded = load_task(config_of(tmp_path), digits(config_of(tmp_path)))
