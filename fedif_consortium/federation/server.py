@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -108,12 +108,17 @@ def _make_certificates(folder: FederationFolder, settings: FederationSettings) -
     ------
     ConfigError
         If an existing certificate of the server is not for all ``hosts`` of the settings, or a key
-        was lost.
+        or the authority's certificate was lost.
     """
     if folder.certificate.exists():
         require_hosts(folder.certificate, settings.hosts)
     authority_key = folder.authority_key
     authority = folder.authority
+    if folder.certificate.exists() and not authority.exists():
+        raise ConfigError(
+            f"{folder.certificate} is there, but {authority.name} is not: restore it from a "
+            "backup, or from `certificate` of an invitation; another one would not be the members'"
+        )
     files.write_secret(authority_key, authority, "signs the server's certificates", make_key)
     certificate = own_certificate(authority_key, f"{settings.name} CA")
     files.write_new(authority, "goes to every member, in its invitation", certificate)
@@ -346,10 +351,12 @@ def _ask_superlink(
 
 
 def _warnings_of_certificate(whose: str, certificate: x509.Certificate) -> list[str]:
-    """Return a warning if a certificate ends soon; ``whose`` names its holder."""
+    """Return a warning if a certificate ends soon, or has ended; ``whose`` names its holder."""
     left = certificate.not_valid_after_utc - datetime.now(UTC)
     if left >= SOON:
         return []
+    if left < timedelta():
+        return [f"the {whose}'s certificate ended on {certificate.not_valid_after_utc:%Y-%m-%d}"]
     return [f"the {whose}'s certificate ends in {left.days} days"]
 
 

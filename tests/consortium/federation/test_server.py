@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedif_consortium.federation import server
+from fedif_consortium.federation import certificates, server
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.records import FederationFolder
 from fedif_consortium.federation.server import initialize, look, make_pair, start_superlink
@@ -176,6 +176,24 @@ def test_a_key_that_was_lost_is_not_made_anew_beside_its_certificate(folder, nam
     with pytest.raises(ConfigError, match=rf"{name}\.crt is there, but {name}\.key is not"):
         initialize(folder, SETTINGS)
     assert content(folder.path) == before
+
+
+def test_a_lost_certificate_of_the_authority_is_not_replaced_by_another(folder):
+    """Members know the first one: answers to their invitations would be refused."""
+    folder.authority.unlink()
+    before = content(folder.path)
+    with pytest.raises(ConfigError, match=r"server\.crt is there, but ca\.crt is not: restore it"):
+        initialize(folder, SETTINGS)
+    assert content(folder.path) == before
+
+
+def test_a_certificate_that_has_ended_is_said_to_have(folder, monkeypatch):
+    folder.certificate.unlink()
+    monkeypatch.setattr(certificates, "SERVER_DAYS", -0.5)
+    initialize(folder, SETTINGS)
+    end = certificates.read_certificate(folder.certificate).not_valid_after_utc
+    warnings = look(folder, Registry())["warnings"]
+    assert f"the server's certificate ended on {end:%Y-%m-%d}" in warnings
 
 
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
