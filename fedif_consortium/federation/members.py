@@ -61,6 +61,13 @@ def invite(folder: FederationFolder, name: str) -> Path:
             # count too, since they stay in their runs' statements.
             for other in members:
                 require_apart([other, name], "members:")
+            # The backup of a folder may be older than the member's record.
+            for removal in removals_of(name, [], read_removals(folder.removals)):
+                if removal.is_of_member:
+                    raise ConfigError(
+                        f"{name} was removed on {removal.removed}, by {folder.removals}: choose "
+                        "another name"
+                    )
         if member.removed:
             raise ConfigError(f"{name} was removed on {member.removed}: choose another name")
         invitation = Invitation(
@@ -111,6 +118,7 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
             if node is not None and has_ended(node):
                 raise ConfigError(words_of_ended(member))
             if node is not None:
+                _require_known_key(folder, member, file)
                 typer.echo(f"kept {member.name}: node {member.node_id} since {member.registered}")
                 return member
             typer.echo(f"the SuperLink has lost {member.name}, which was node {member.node_id}")
@@ -195,10 +203,8 @@ def apply_removals(folder: FederationFolder) -> list[str]:
     with exclusive_lock(folder.lock):
         removals = read_removals(folder.removals)
         for member in folder.members().values():
-            keys = list(member.earlier_keys)
-            if member.key:
-                keys.append(member.key)
-            _apply_removals(folder, member, removals_of(member.name, keys, removals))
+            own_removals = removals_of(member.name, _keys_of(member), removals)
+            _apply_removals(folder, member, own_removals)
         try:
             for member in folder.members().values():
                 _note_keys(folder, member)
@@ -289,17 +295,20 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
         member = _invited_member(folder, answer)
         if not member.node_id:
             raise ConfigError(f"{name} has no key yet: `fedif federation add-member {file}`")
-        if key_fingerprint(answer.key) != key_fingerprint(member.key):
+        has_this_key = key_fingerprint(answer.key) == key_fingerprint(member.key)
+        if not has_this_key:
             _require_nobodys_key(folder, answer)
-            old_key = read_public_key(member.key.encode(), name)
-            new_key = read_public_key(answer.key.encode(), name)
-            replace_key(folder.database, member.node_id, old_key, new_key)
+        # A database restored from before an earlier call has a key from before that call.
+        old_keys = [read_public_key(key.encode(), name) for key in _keys_of(member)]
+        new_key = read_public_key(answer.key.encode(), name)
+        is_replaced = replace_key(folder.database, member.node_id, old_keys, new_key)
+        if not has_this_key:
             # Save the record before the files: after an interruption, the next call sees from it
             # what is still to be done.
             earlier_keys = [*member.earlier_keys, member.key]
             member = _with_values(member, key=answer.key, earlier_keys=earlier_keys)
             _save(folder, member)
-        elif _is_rekeyed(folder, member):
+        elif not is_replaced and _is_rekeyed(folder, member):
             raise ConfigError(f"{file} has the key that {name} has already")
         for number, key in enumerate(member.earlier_keys, start=1):
             files.write_new(folder.public_key(name, number), "its earlier key", f"{key}\n")
@@ -307,6 +316,14 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
         _note_keys(folder, member)
         typer.echo(f"{name} has the key {key_fingerprint(member.key)}: node {member.node_id}")
     return member
+
+
+def _keys_of(member: MemberRecord) -> list[str]:
+    """Return all keys that a member has or had."""
+    keys = list(member.earlier_keys)
+    if member.key:
+        keys.append(member.key)
+    return keys
 
 
 def _is_rekeyed(folder: FederationFolder, member: MemberRecord) -> bool:
@@ -429,6 +446,18 @@ def _member_answering(folder: FederationFolder, answer: Answer) -> MemberRecord:
             )
     _require_nobodys_key(folder, answer)
     return member
+
+
+def _require_known_key(folder: FederationFolder, member: MemberRecord, file: Path) -> None:
+    """Raise ConfigError if a registered member's node has another key than its record.
+
+    Then the database was restored from a backup of before the member got this key.
+    """
+    if folder.database.is_file() and _node_of_key(folder, member) != member.node_id:
+        raise ConfigError(
+            f"{folder.database} has another key of {member.name}, node {member.node_id}, than its "
+            f"record: `fedif federation rekey {member.name} {file}` puts this one there"
+        )
 
 
 def _require_nobodys_key(folder: FederationFolder, answer: Answer) -> None:

@@ -8,6 +8,7 @@ replaced in Flower's database, where Flower looks it up at every request.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from contextlib import closing
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from fedif_consortium.evidence.keys import VerifyingKey, key_id, read_public_key
 from fedif_flower.errors import ConfigError
 
 _UNREGISTERED = "unregistered"  # The status of nodes whose registration has ended.
+_LOST = (
+    "(if the database was lost: first `fedif federation add-member` with the member's last answer)"
+)
 _SECONDS = 60.0  # How long to wait for the database while the SuperLink has locked it.
 
 
@@ -49,7 +53,9 @@ def node_with_key(database: Path, key: VerifyingKey) -> str:
     return str(row_id % 2**64)  # SQLite has only signed integers of 64 bits.
 
 
-def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingKey) -> None:
+def replace_key(
+    database: Path, node_id: str, old: Collection[VerifyingKey], new: VerifyingKey
+) -> bool:
     """Replace a node's key; the old one is no longer let in.
 
     If the node has the new key already, as after an interrupted call, nothing changes.
@@ -60,8 +66,15 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
         The database of the SuperLink, which may be running.
     node_id : str
         The node's id.
-    old, new : public key
-        The key that the node has, and the key that it gets.
+    old : collection of public key
+        The keys that the node had so far: a restored database may have any of them.
+    new : public key
+        The key that it gets.
+
+    Returns
+    -------
+    bool
+        Whether the node had another key.
 
     Raises
     ------
@@ -70,7 +83,9 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
         database is not as Flower writes it.
     """
     if not database.is_file():
-        raise ConfigError(f"{database} is not there: the SuperLink has registered nobody yet")
+        raise ConfigError(
+            f"{database} is not there: the SuperLink has registered nobody yet {_LOST}"
+        )
     new_pem = _pem(new)
     # SQLite has only signed integers: use the one with the same 64 bits.
     row_id = int.from_bytes(int(node_id).to_bytes(8, "big"), "big", signed=True)
@@ -79,8 +94,10 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
             connection.execute("BEGIN IMMEDIATE")
             query = "SELECT public_key, status FROM node WHERE node_id = ?"
             current_pem, status = connection.execute(query, (row_id,)).fetchone() or (None, "")
-            if current_pem is None or not _is_one_of(current_pem, old, new):
-                raise ConfigError(f"{database} has no node {node_id} with the key that is known")
+            if current_pem is None or not _is_one_of(current_pem, *old, new):
+                raise ConfigError(
+                    f"{database} has no node {node_id} with the key that is known {_LOST}"
+                )
             if status == _UNREGISTERED:
                 raise ConfigError(f"{database}: the registration of node {node_id} has ended")
             connection.execute(
@@ -88,6 +105,7 @@ def replace_key(database: Path, node_id: str, old: VerifyingKey, new: VerifyingK
             )
     except sqlite3.Error as error:
         raise ConfigError(f"{database}: the key cannot be replaced: {error}") from error
+    return not _is_one_of(current_pem, new)
 
 
 def _pem(key: VerifyingKey) -> bytes:

@@ -26,6 +26,7 @@ from fedif_consortium.federation.members import (
     tell_what_stays,
 )
 from fedif_consortium.federation.node import NodeFolder
+from fedif_consortium.federation.node_keys import replace_key
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
 from fedif_consortium.federation.removals import read_removals
 from fedif_consortium.federation.server import initialize, look
@@ -502,6 +503,43 @@ def test_a_backup_of_before_a_rekeying_is_named(folder, tmp_path, capsys):
         capsys.readouterr().out
     )
     assert folder.members()["ada"].state == "registered"
+
+
+def test_a_database_of_before_a_rekeying_gets_the_new_key_again(folder, tmp_path):
+    """The record has the new key, and is not in the backup: the member could not come back."""
+    registered = Registered(folder)
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), registered)
+    first_key = read_public_key(before.key.encode(), "key")
+    second_answer = answer_with_a_new_key(folder, "ada", tmp_path / "second")
+    after = rekey(folder, "ada", second_answer)
+    second_key = read_public_key(after.key.encode(), "key")
+    replace_key(folder.database, before.node_id, [second_key], first_key)  # As a backup has it.
+    with pytest.raises(ConfigError, match=r"another key of ada.*`fedif federation rekey ada /"):
+        add(folder, second_answer, registered)
+    assert rekey(folder, "ada", second_answer) == after
+    state = link_state(folder)
+    assert state.get_node_id_by_public_key(flower_key(after.key)) == int(after.node_id)
+    assert add(folder, second_answer, registered) == after
+    with pytest.raises(ConfigError, match="has the key that ada has already"):
+        rekey(folder, "ada", second_answer)
+    # Also where the database has the first of three keys.
+    replace_key(folder.database, before.node_id, [second_key], first_key)
+    third = rekey(folder, "ada", answer_with_a_new_key(folder, "ada", tmp_path / "third"))
+    assert len(third.earlier_keys) == 2
+    state = link_state(folder)
+    assert state.get_node_id_by_public_key(flower_key(third.key)) == int(after.node_id)
+
+
+def test_a_name_on_the_list_is_given_to_nobody_else(folder, tmp_path, registry):
+    """The backup is older than the member: the next start would remove the new one of its name."""
+    add(folder, answer_of(folder, "ada", tmp_path / "a"), registry)
+    remove(folder, "ada", registry)
+    shutil.rmtree(folder.path / "members")
+    with pytest.raises(
+        ConfigError, match=r"ada was removed on .*, by .*removed\.csv: choose anoth"
+    ):
+        invite(folder, "ada")
+    assert folder.members() == {}
 
 
 @pytest.mark.parametrize("written", ["", "_save", "write_new", "write", "_note_keys"])
