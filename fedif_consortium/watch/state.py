@@ -182,9 +182,12 @@ class Watched:
             if self.rounds:
                 self.last_round = self.rounds[-1]["round"]
         self.last_sign = self.live.time
-        for path in (folder.config.path, folder.rounds.path, folder.clients.path):
-            if path.exists():
-                self.last_sign = max(self.last_sign, path.stat().st_mtime)
+        if not self.live.time:
+            # The times of files count only where the run itself has said none: those of a copied
+            # folder may be the time of the copy. A run that begins removes an old `state.json`.
+            for path in (folder.config.path, folder.rounds.path, folder.clients.path):
+                if path.exists():
+                    self.last_sign = max(self.last_sign, path.stat().st_mtime)
 
     @property
     def num_rounds(self) -> int:

@@ -44,6 +44,13 @@ def test_how_a_run_is(tmp_path, live, summary, later, state):
     assert watched(folder, NOW + later).state == state
 
 
+def test_a_copy_of_a_run_that_was_killed_is_no_running_one(tmp_path):
+    """A copy's files are as old as the copy; the run's last sign of life is what it wrote."""
+    folder = make_folder(tmp_path, live={"time": NOW - 3600})
+    seen = watched(folder)
+    assert (seen.state, seen.last_sign) == ("stopped", NOW - 3600)
+
+
 @pytest.mark.parametrize(("later", "state"), [(SILENCE - 1, "running"), (SILENCE + 1, "stopped")])
 def test_a_run_that_wrote_nothing_but_its_settings_is_not_about_to_begin_for_ever(
     tmp_path, later, state
