@@ -127,6 +127,7 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
         # Save the key first. If this is interrupted after the registration, the node can be found
         # by its key.
         _save(folder, member)
+        _write_key_files(folder, member)
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
@@ -446,6 +447,31 @@ def _member_answering(folder: FederationFolder, answer: Answer) -> MemberRecord:
             )
     _require_nobodys_key(folder, answer)
     return member
+
+
+def _write_key_files(folder: FederationFolder, member: MemberRecord) -> None:
+    """Write the files of a member's keys where they differ from its record.
+
+    An interrupted change of key leaves the earlier key in the file of the present one, from which
+    a key is registered.
+
+    Raises
+    ------
+    ConfigError
+        If the file of the present key has a key that is not in the record: what was signed with it
+        could not be checked any more.
+    """
+    path = folder.public_key(member.name)
+    if path.read_text() == f"{member.key}\n":
+        return
+    in_file = key_fingerprint(path.read_text())
+    if in_file not in [key_fingerprint(key) for key in _keys_of(member)]:
+        raise ConfigError(
+            f"{path} has another key, {in_file}, than the record of {member.name}: move it away"
+        )
+    for number, key in enumerate(member.earlier_keys, start=1):
+        files.write_new(folder.public_key(member.name, number), "its earlier key", f"{key}\n")
+    files.write(path, "its key", f"{member.key}\n")
 
 
 def _require_known_key(folder: FederationFolder, member: MemberRecord, file: Path) -> None:

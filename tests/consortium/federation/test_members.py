@@ -530,6 +530,40 @@ def test_a_database_of_before_a_rekeying_gets_the_new_key_again(folder, tmp_path
     assert state.get_node_id_by_public_key(flower_key(third.key)) == int(after.node_id)
 
 
+def test_the_key_that_is_registered_is_the_record_s(folder, tmp_path, monkeypatch):
+    """A rekeying was interrupted before it wrote the key's file, and then the database was lost."""
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), Registered(folder))
+    again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+
+    def crash(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(members, "_note_keys", crash)
+        with pytest.raises(KeyboardInterrupt):
+            rekey(folder, "ada", again)
+    folder.public_key("ada").write_text(f"{before.key}\n")
+    folder.public_key("ada", 1).unlink()
+    folder.database.unlink()
+    after = add(folder, again, Registered(folder))
+    state = link_state(folder)
+    assert state.get_node_id_by_public_key(flower_key(after.key)) == int(after.node_id)
+    assert state.get_node_id_by_public_key(flower_key(before.key)) is None
+    assert set(read_members(folder.path / "members")) == {"ada", "ada~1"}
+
+
+def test_a_key_s_file_without_its_record_registers_nobody(folder, tmp_path, registry):
+    """The record was lost: the member's new key is not that in the file."""
+    before = add(folder, answer_of(folder, "ada", tmp_path / "a"), Registry())
+    folder.member_file("ada").unlink()
+    invite(folder, "ada")
+    again = answer_with_a_new_key(folder, "ada", tmp_path / "again")
+    with pytest.raises(ConfigError, match=r"ada\.pub has another key, .* record of ada: move it"):
+        add(folder, again, registry)
+    assert registry.keys == {}
+    assert folder.public_key("ada").read_text() == f"{before.key}\n"
+
+
 def test_a_name_on_the_list_is_given_to_nobody_else(folder, tmp_path, registry):
     """The backup is older than the member: the next start would remove the new one of its name."""
     add(folder, answer_of(folder, "ada", tmp_path / "a"), registry)
