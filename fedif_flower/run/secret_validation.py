@@ -38,8 +38,8 @@ from fedif_flower.run.held_out import WITNESS, examine
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import config_folder, make_private, require_private
-from fedif_flower.tasks.rows import count_rows
 from fedif_flower.valuation import Validation
+from fedif_flower.valuation.examples import count_examples
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 
@@ -104,7 +104,7 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
         If no such part can be drawn: the test split's batches are no tensors, it is no larger than
         the validation split, or no target in the part counts.
     """
-    count = _count_examples(loaded)
+    count = count_examples(loaded.validation)
     # PyTorch's generator would draw by 32 bits of the salt. Who knows the test split could try all
     # draws, and see by its receipts which of them gives the contributions that it is told.
     part = loaded.test.sample(count, numpy_generator("paying", int(salt, 16)))
@@ -115,19 +115,6 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
             "to have targets that count among those drawn"
         )
     return replace(loaded, validation=part)
-
-
-def _count_examples(loaded: LoadedTask) -> int:
-    """Return how many examples a task's validation split has.
-
-    The sizes that a task's ``batch_loss`` returns may be numbers of tokens, or sums of weights. So
-    rows are counted there, if batches can be divided into them.
-    """
-    if loaded.task.batch_loss is not None:
-        rows = [count_rows(batch.content) for batch in loaded.validation.batches]
-        if all(rows):
-            return sum(rows)
-    return int(loaded.validation.num_examples)
 
 
 @dataclass(frozen=True)

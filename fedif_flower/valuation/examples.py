@@ -10,9 +10,23 @@ import torch
 from torch import Tensor
 
 from fedif_flower.errors import ValuationError
-from fedif_flower.tasks.rows import class_labels, join, num_rows, take_rows
+from fedif_flower.tasks.rows import class_labels, count_rows, join, num_rows, take_rows
 from fedif_flower.tasks.structures import leaves_of
+from fedif_flower.valuation.objective import PairObjective
 from fedif_flower.valuation.validation import Validation
+
+
+def count_examples(validation: Validation) -> int:
+    """Return how many examples a held-out set has whose target counts.
+
+    The sizes that a ``batch_loss`` returns may be numbers of tokens, or sums of weights. So rows
+    are counted there, if batches can be divided into them.
+    """
+    if not isinstance(validation.judge.objective, PairObjective):
+        rows = [count_rows(batch.content) for batch in validation.batches]
+        if all(rows):
+            return sum(rows)
+    return int(validation.num_examples)
 
 
 def labelled_examples(validation: Validation) -> tuple[Any, Tensor]:

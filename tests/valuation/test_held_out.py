@@ -360,6 +360,21 @@ def test_copies_are_counted_within_a_split_and_between_two():
     assert "1 of them are in the test split, too" in own.words()
 
 
+@pytest.mark.parametrize("tokens", [7, 0.01])
+def test_examples_are_counted_whatever_each_weighs_in_the_loss(tokens):
+    """A loss of tokens says how many tokens a batch has, not how many examples."""
+
+    def by_token(model, batch):
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs), labels), tokens * len(labels)
+
+    inputs, labels = digits()
+    data = (torch.cat([inputs[:30], inputs[:2]]), torch.cat([labels[:30], labels[:2]]))
+    own = vet(Validation(perceptron(), data, batch_loss=by_token, device="cpu"))
+    assert own.examples == 32
+    assert "2 of 32 held-out inputs repeat an earlier one" in own.words()
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "targets", "words"),
     [

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.ExifTags import Base
 
 from fedif_flower.errors import ConfigError, DataError
@@ -260,7 +260,7 @@ def _decode(path: str, lost: Counter[str]) -> NDArray[np.uint8]:
     return pixels.transpose(2, 0, 1)
 
 
-def _losses(image: Image.Image) -> Iterator[str]:
+def _losses(image: ImageFile.ImageFile) -> Iterator[str]:
     """Yield, in words, which parts of an image are not read."""
     # This is asked first, since it is not known any more once the image is loaded.
     if any(";16" in str(part.args) for part in image.tile):
