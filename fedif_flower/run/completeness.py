@@ -441,8 +441,10 @@ def _verdict_on(
         reasons.append("Every request was answered.")
         verdict = "complete"
     if len(rounds) < planned:
+        # A callback may have ended the run, or somebody has cut the records: both leave a gap.
         reasons.insert(0, f"Only {len(rounds)} of {planned} rounds are there.")
-        verdict = "incomplete"
+        if verdict == "complete":
+            verdict = "complete with gaps"
     reasons += _never_drawn(members, rounds)
     return verdict, reasons
 

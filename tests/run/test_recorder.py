@@ -196,17 +196,18 @@ def test_a_run_that_lost_a_member_is_incomplete_and_ends_so(tmp_path, monkeypatc
     rounds += [report(t, {0: 0.3, 1: 0.1}, num_online=2) for t in range(2, 6)]
     news = {2: [gone]}
     monkeypatch.setattr(RollCall, "call", lambda _, current, __: news.get(current.round, []))
-    recorder = recorded(new_recorder(tmp_path), *rounds)
+    recorder = recorded(new_recorder(tmp_path), *rounds)  # Its config plans 100 rounds.
     summary = recorder.finish({"w": torch.zeros(1)})
     told = (
         "1 of 3 members took part in less than 50 % of their turns: ada (20 %; last seen: round 1, "
         "2017-07-14 02:40:00 UTC)."
     )
-    assert summary["completeness"]["reasons"] == [told]
+    few = "Only 5 of 100 rounds are there."
+    assert summary["completeness"]["reasons"] == [few, told]
     print_summary(recorder.run_dir)
-    assert f"Incomplete: {told}" in capsys.readouterr().out
+    assert f"Incomplete: {few} {told}" in capsys.readouterr().out
     page = recorder.folder.report.read_text()
-    assert f"Incomplete: {told}" in " ".join(page.split())
+    assert f"Incomplete: {few} {told}" in " ".join(page.split())
     assert "+oooo" in page
     (line,) = read_rows(recorder.run_dir / "attendance.csv")
     assert (line["round"], line["presence"]) == ("2", "offline")
