@@ -20,7 +20,8 @@ from typing import Annotated
 import typer
 
 ROOT = Path(__file__).parents[1]
-COPIED = ("fedif_flower", "fedif_consortium", "fedif_studies", "examples", "tests")
+# Not part of a copy of the tree. Compiled files would be those of no fault.
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "runs", "*.egg-info")
 LEAST_FOUND = 27
 FOUND = "found"
 _WORDS = {0: "SURVIVED", 1: FOUND}  # By pytest's exit code.
@@ -55,11 +56,8 @@ def read_mutants() -> list[Mutant]:
 def run_tests(tests: list[str], jobs: int, mutant: Mutant | None = None) -> tuple[int, str]:
     """Run tests in a copy of the tree with a fault; return pytest's exit code, and what it said."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder)
-        shutil.copy2(ROOT / "pyproject.toml", tree)
-        for name in COPIED:
-            compiled = shutil.ignore_patterns("__pycache__")  # It would be that of no fault.
-            shutil.copytree(ROOT / name, tree / name, ignore=compiled)
+        tree = Path(folder) / "tree"
+        shutil.copytree(ROOT, tree, ignore=LEFT_OUT)
         if mutant is not None:
             (tree / mutant.file).write_text(mutant.applied((tree / mutant.file).read_text()))
         threads = max(1, (os.cpu_count() or 1) // jobs)
