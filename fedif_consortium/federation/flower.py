@@ -26,6 +26,7 @@ from fedif_flower.storage import exclusive_lock, write_atomically
 PROJECT = Path(__file__).resolve().parents[2]
 ATTEMPTS = 10  # How often a run's state is asked for in a row: a busy host may need a while.
 PAUSE = 3.0  # Seconds between two tries.
+UNREGISTERED = "unregistered"  # Flower's status of nodes whose registration has ended.
 
 
 class FlowerCommandError(FedIFError):
@@ -231,7 +232,7 @@ class Flower:
 
 def has_ended(node: Mapping[str, Any]) -> bool:
     """Return whether a node's registration has ended, by the SuperLink's information about it."""
-    return node.get("status") == "unregistered"
+    return node.get("status") == UNREGISTERED
 
 
 def _answer_in(output: str) -> dict[str, Any] | None:

@@ -127,7 +127,7 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
         # Save the key first. If this is interrupted after the registration, the node can be found
         # by its key.
         _save(folder, member)
-        _write_key_files(folder, member)
+        _mend_key_files(folder, member)
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
         except FlowerCommandError:
@@ -311,9 +311,7 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
             _save(folder, member)
         elif not is_replaced and _is_rekeyed(folder, member):
             raise ConfigError(f"{file} has the key that {name} has already")
-        for number, key in enumerate(member.earlier_keys, start=1):
-            files.write_new(folder.public_key(name, number), "its earlier key", f"{key}\n")
-        files.write(folder.public_key(name), "its key", f"{member.key}\n")
+        _write_key_files(folder, member)
         _note_keys(folder, member)
         typer.echo(f"{name} has the key {key_fingerprint(member.key)}: node {member.node_id}")
     return member
@@ -449,7 +447,7 @@ def _member_answering(folder: FederationFolder, answer: Answer) -> MemberRecord:
     return member
 
 
-def _write_key_files(folder: FederationFolder, member: MemberRecord) -> None:
+def _mend_key_files(folder: FederationFolder, member: MemberRecord) -> None:
     """Write the files of a member's keys where they differ from its record.
 
     An interrupted change of key leaves the earlier key in the file of the present one, from which
@@ -469,9 +467,14 @@ def _write_key_files(folder: FederationFolder, member: MemberRecord) -> None:
         raise ConfigError(
             f"{path} has another key, {in_file}, than the record of {member.name}: move it away"
         )
+    _write_key_files(folder, member)
+
+
+def _write_key_files(folder: FederationFolder, member: MemberRecord) -> None:
+    """Write the files of a member's keys; those of earlier keys stay if they exist."""
     for number, key in enumerate(member.earlier_keys, start=1):
         files.write_new(folder.public_key(member.name, number), "its earlier key", f"{key}\n")
-    files.write(path, "its key", f"{member.key}\n")
+    files.write(folder.public_key(member.name), "its key", f"{member.key}\n")
 
 
 def _require_known_key(folder: FederationFolder, member: MemberRecord, file: Path) -> None:

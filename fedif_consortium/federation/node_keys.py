@@ -15,9 +15,9 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedif_consortium.evidence.keys import VerifyingKey, key_id, read_public_key
+from fedif_consortium.federation.flower import UNREGISTERED
 from fedif_flower.errors import ConfigError
 
-_UNREGISTERED = "unregistered"  # The status of nodes whose registration has ended.
 _LOST = (
     "(if the database was lost: first `fedif federation add-member` with the member's last answer)"
 )
@@ -44,7 +44,7 @@ def node_with_key(database: Path, key: VerifyingKey) -> str:
     query = "SELECT node_id FROM node WHERE public_key = ? AND status != ?"
     try:
         with closing(sqlite3.connect(database, timeout=_SECONDS)) as connection:
-            row = connection.execute(query, (_pem(key), _UNREGISTERED)).fetchone()
+            row = connection.execute(query, (_pem(key), UNREGISTERED)).fetchone()
     except sqlite3.Error as error:
         raise ConfigError(f"{database}: no node can be looked up: {error}") from error
     if row is None:
@@ -98,7 +98,7 @@ def replace_key(
                 raise ConfigError(
                     f"{database} has no node {node_id} with the key that is known {_LOST}"
                 )
-            if status == _UNREGISTERED:
+            if status == UNREGISTERED:
                 raise ConfigError(f"{database}: the registration of node {node_id} has ended")
             connection.execute(
                 "UPDATE node SET public_key = ? WHERE node_id = ?", (new_pem, row_id)

@@ -280,8 +280,7 @@ def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     if free_bytes < LEAST_FREE:
         warnings.append(f"{free_bytes / 2**20:.0f} MiB are free in {folder.path}")
     warnings += _warnings_of_runs(answers.runs)
-    warnings += _warnings_of_removed(members, answers.nodes)
-    warnings += _warnings_of_ended(members, answers.nodes)
+    warnings += _warnings_of_registrations(members, answers.nodes)
     warnings += _warnings_of_registered(statuses, is_reachable=not answers.unreachable)
     return {
         "federation": settings.name,
@@ -371,29 +370,24 @@ def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _warnings_of_removed(
+def _warnings_of_registrations(
     members: Sequence[MemberRecord], nodes: Mapping[str, Mapping[str, Any]]
 ) -> list[str]:
-    """Return a warning for each removed member that the SuperLink would still let in."""
+    """Return a warning for each member whose record and the SuperLink disagree.
+
+    The SuperLink would still let in a removed member, or lets in no more one that is not removed.
+    """
     warnings = []
     for member in members:
         node = nodes.get(member.node_id)
-        if member.removed and node is not None and not has_ended(node):
+        if node is None:
+            continue
+        if member.removed and not has_ended(node):
             warnings.append(
                 f"{member.name} was removed on {member.removed}, and the SuperLink still has its "
                 f"registration: `fedif federation remove-member {member.name}` ends it"
             )
-    return warnings
-
-
-def _warnings_of_ended(
-    members: Sequence[MemberRecord], nodes: Mapping[str, Mapping[str, Any]]
-) -> list[str]:
-    """Return a warning for each member that the SuperLink lets in no more, though not removed."""
-    warnings = []
-    for member in members:
-        node = nodes.get(member.node_id)
-        if not member.removed and node is not None and has_ended(node):
+        if not member.removed and has_ended(node):
             warnings.append(words_of_ended(member))
     return warnings
 
