@@ -31,11 +31,11 @@ from fedif_flower.client.trust import agreed, client_site
 from fedif_flower.devices import select_device, torch_threads
 from fedif_flower.errors import ConfigError, DataError
 from fedif_flower.local_methods import (
+    Instructions,
     LocalMethod,
     LocalRound,
     LocalTerm,
     TakenIn,
-    Told,
     build_local_method,
     require_method_fit,
 )
@@ -163,12 +163,12 @@ def _local_round(
     local = LocalRound(
         model=model,
         received=_trainable_vector(model),
-        training=config.part(TrainingConfig),
+        training=config.extract(TrainingConfig),
         memory=memory,
         server_round=cast(int, settings[ROUND_KEY]),
         vector=_server_vector(message, method),
         taken_in=_taken_in(message),
-        told=cast(Told, message.content.get(GUIDE_RECORD, {})),
+        instructions=cast(Instructions, message.content.get(GUIDE_RECORD, {})),
         data=data,
     )
     return replace(local, data=method.examples(local))

@@ -108,7 +108,7 @@ class LocalGuide(IntakeAround):
             return []
         client_ids = [node.client_id for node in nodes]
         try:
-            turn = self._guide.turn(client_ids, server_round)
+            turn = self._guide.choose_members(client_ids, server_round)
         except Exception as error:  # Any error, since it may come from what clients reported.
             _log_unusable(server_round, error)
             turn = Turn(client_ids)
@@ -125,8 +125,8 @@ class LocalGuide(IntakeAround):
         if self._method.sends_vector and self._vector is None:
             self._vector = torch.zeros_like(self.host.model.vectors.params)
         self._log_news()
-        self._guide.asked([node.client_id for node in members], server_round)
-        self.workspace.expect(self._guide.expected(server_round))
+        self._guide.note_asked([node.client_id for node in members], server_round)
+        self.workspace.expect(self._guide.report_lengths(server_round))
 
     def enclose(self, node: ClientNode) -> Mapping[str, ConfigRecord | ArrayRecord]:
         """Return the vector, what was taken in of this client, and what the guide tells it."""
@@ -138,7 +138,7 @@ class LocalGuide(IntakeAround):
             content[TAKEN_RECORD] = ConfigRecord(
                 {TAKEN_ROUND_KEY: taken_in.server_round, TAKEN_FACTOR_KEY: taken_in.factor}
             )
-        instructions = self._guide.told(node.client_id, self._round)
+        instructions = self._guide.instruct(node.client_id, self._round)
         if instructions:
             content[GUIDE_RECORD] = ConfigRecord(dict(instructions))
         return content
@@ -148,7 +148,7 @@ class LocalGuide(IntakeAround):
         aggregation = super().reweigh(updates, aggregation)
         if not self._guide.weighs:
             return aggregation
-        return replace(aggregation, weights=self._guide.weighted(updates, aggregation.weights))
+        return replace(aggregation, weights=self._guide.reweigh(updates, aggregation.weights))
 
     def close(self, server_round: int, accepted: Sequence[ClientNode], *, stepped: bool) -> None:
         """Move the vector by the changes of accepted replies; give their reports to the guide."""

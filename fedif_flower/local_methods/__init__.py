@@ -2,11 +2,11 @@
 
 from fedif_flower.local_methods.local_method import (
     Guide,
+    Instructions,
     LocalMethod,
     LocalRound,
     LocalTerm,
     TakenIn,
-    Told,
     Turn,
     require_method_fit,
 )
@@ -21,6 +21,7 @@ from fedif_flower.local_methods.scaffold import Scaffold
 __all__ = [
     "LOCAL_METHODS",
     "Guide",
+    "Instructions",
     "LocalMethod",
     "LocalMethodConfig",
     "LocalRound",
@@ -28,7 +29,6 @@ __all__ = [
     "Moon",
     "Scaffold",
     "TakenIn",
-    "Told",
     "Turn",
     "build_local_method",
     "require_method_fit",

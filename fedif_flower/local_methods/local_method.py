@@ -18,7 +18,7 @@ from fedif_flower.round import RoundUpdates
 from fedif_flower.tasks.config import TrainingConfig
 from fedif_flower.tasks.task import Data, LossFunction, Task
 
-Told = Mapping[str, bool | int | float | str]
+Instructions = Mapping[str, bool | int | float | str]
 
 
 class Turn(NamedTuple):
@@ -51,18 +51,18 @@ class Guide:
     def __init__(self) -> None:
         self.noisy: frozenset[int] = frozenset()
 
-    def turn(self, members: Sequence[int], server_round: int) -> Turn:  # noqa: ARG002
+    def choose_members(self, members: Sequence[int], server_round: int) -> Turn:  # noqa: ARG002
         """Return which of the available members the round may ask; here all of them."""
         return Turn(members)
 
-    def asked(self, client_ids: Sequence[int], server_round: int) -> None:
+    def note_asked(self, client_ids: Sequence[int], server_round: int) -> None:
         """Take note of the clients that a round asks."""
 
-    def told(self, client_id: int, server_round: int) -> Told:  # noqa: ARG002
-        """Return what the server sends to a client, which finds it as ``LocalRound.told``."""
+    def instruct(self, client_id: int, server_round: int) -> Instructions:  # noqa: ARG002
+        """Return what the server sends to a client (its ``LocalRound.instructions``)."""
         return {}
 
-    def expected(self, server_round: int) -> Mapping[str, int]:  # noqa: ARG002
+    def report_lengths(self, server_round: int) -> Mapping[str, int]:  # noqa: ARG002
         """Return the length of each array that a reply has to report, by name."""
         return {}
 
@@ -81,7 +81,7 @@ class Guide:
             The arrays reported, ``[m, length]`` each, finite, by name.
         """
 
-    def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:  # noqa: ARG002
+    def reweigh(self, updates: RoundUpdates, weights: Tensor) -> Tensor:  # noqa: ARG002
         """Return the weights ``[m]`` that replace the strategy's; called if the guide ``weighs``.
 
         Parameters
@@ -124,7 +124,7 @@ class LocalRound:
     taken_in : TakenIn, optional
         Which vector of this client the server took in last, and how much of it; ``None``: it has
         taken in none.
-    told : mapping
+    instructions : mapping
         What the method's :class:`~fedif_flower.local_methods.Guide` tells this client.
     data : Data
         The data that the client trains on, with the inputs that the model takes.
@@ -137,7 +137,7 @@ class LocalRound:
     server_round: int = 1
     vector: Tensor | None = None
     taken_in: TakenIn | None = None
-    told: Told = field(default_factory=dict)
+    instructions: Instructions = field(default_factory=dict)
     data: Any = None
 
 

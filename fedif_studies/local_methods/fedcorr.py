@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
+from fedif_flower.local_methods import Guide, Instructions, LocalMethod, LocalRound, LocalTerm, Turn
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import module_mode
@@ -133,8 +133,8 @@ class FedCorr(CheckedFields, LocalMethod):
             local.memory[_LOSSES] = torch.zeros(len(own_labels), dtype=torch.float64)
             local.memory.pop(_DONE, None)
         labels = local.memory[_LABELS]
-        level = float(local.told.get(_LEVEL, 0.0))
-        stage = local.told.get(_STAGE)
+        level = float(local.instructions.get(_LEVEL, 0.0))
+        stage = local.instructions.get(_STAGE)
         if level and stage != FINE_TUNING and _DONE not in local.memory:
             if stage == PASS:
                 count = int(len(labels) * level * self.relabelled)
@@ -150,16 +150,16 @@ class FedCorr(CheckedFields, LocalMethod):
 
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the term of a pass: mixed examples, and a proximal term; else an empty one."""
-        if local.told.get(_STAGE) != PASS:
+        if local.instructions.get(_STAGE) != PASS:
             return LocalTerm()
         term = _Mixed(local.model, self.mixup) if self.mixup else LocalTerm()
         # A proximal term has mu / 2 times the squared distance; FedCorr's term lacks the half.
-        term.proximal_mu = 2 * self.proximal * float(local.told.get(_LEVEL, 0.0))
+        term.proximal_mu = 2 * self.proximal * float(local.instructions.get(_LEVEL, 0.0))
         return term
 
     def finish(self, local: LocalRound, term: LocalTerm, sent: Tensor) -> None:  # noqa: ARG002
         """In a pass, report the mean dimension of the client's answers, and its noise level."""
-        if local.told.get(_STAGE) != PASS:
+        if local.instructions.get(_STAGE) != PASS:
             return
         inputs, labels = local.data
         outputs = answers(local.model, inputs)
@@ -194,7 +194,7 @@ class FedCorrGuide(Guide):
         self._passed_before: int | None = None  # The first round after the passes.
         self._members: dict[int, _Reported] = {}
 
-    def turn(self, members: Sequence[int], server_round: int) -> Turn:
+    def choose_members(self, members: Sequence[int], server_round: int) -> Turn:
         """Return the members who were not asked in this pass, or in the fine-tuning, clean ones."""
         if self._passed_before is None and members and not set(members) - self._asked:
             self._end_pass(server_round)
@@ -206,16 +206,16 @@ class FedCorrGuide(Guide):
             allowed = list(members)
         return Turn(allowed or members)
 
-    def asked(self, client_ids: Sequence[int], server_round: int) -> None:  # noqa: ARG002
+    def note_asked(self, client_ids: Sequence[int], server_round: int) -> None:  # noqa: ARG002
         """Take note of the members that are asked in a pass."""
         if self._passed_before is None:
             self._asked.update(client_ids)
 
-    def told(self, client_id: int, server_round: int) -> Told:
+    def instruct(self, client_id: int, server_round: int) -> Instructions:
         """Return the stage, and the client's noise level by the last pass."""
         return {_STAGE: self._stage(server_round), _LEVEL: self.level(client_id)}
 
-    def expected(self, server_round: int) -> Mapping[str, int]:
+    def report_lengths(self, server_round: int) -> Mapping[str, int]:
         """Return that replies have to report two figures in a pass: dimension and level."""
         return {FIGURES: 2} if self._stage(server_round) == PASS else {}
 

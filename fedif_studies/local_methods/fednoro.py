@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedif_flower.aggregators.linear_algebra import pairwise_squared_distances
 from fedif_flower.constructors import CheckedFields
-from fedif_flower.local_methods import Guide, LocalMethod, LocalRound, LocalTerm, Told, Turn
+from fedif_flower.local_methods import Guide, Instructions, LocalMethod, LocalRound, LocalTerm, Turn
 from fedif_flower.round import RoundUpdates
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import copy_module, module_mode
@@ -91,7 +91,7 @@ class FedNoRo(CheckedFields, LocalMethod):
     def term(self, local: LocalRound) -> LocalTerm:
         """Return the loss of this round, and report the losses per class if the server asks."""
         term = _AdjustedLoss(self, local)
-        if local.told.get(_REPORT):
+        if local.instructions.get(_REPORT):
             losses = class_losses(local.model, _batches(local), self.num_classes)
             term.report[CLASS_LOSSES] = losses.nan_to_num(_NONE)
         return term
@@ -106,11 +106,11 @@ class FedNoRoGuide(Guide):
         self._split_after: int | None = None  # The round whose reports have split the members.
         self.weighs = method.distance_aware
 
-    def turn(self, members: Sequence[int], server_round: int) -> Turn:
+    def choose_members(self, members: Sequence[int], server_round: int) -> Turn:
         """Return all members, and that the round asks all of them if it measures losses."""
         return Turn(members, everyone=self._measures(server_round))
 
-    def told(self, client_id: int, server_round: int) -> Told:
+    def instruct(self, client_id: int, server_round: int) -> Instructions:
         """Return whether to report losses, and how much the distillation counts (lambda)."""
         weight = 0.0
         if self._split_after is not None and client_id in self.noisy:
@@ -118,7 +118,7 @@ class FedNoRoGuide(Guide):
             weight = distillation_weight(since, self._method.ramp, self._method.distillation)
         return {_REPORT: self._measures(server_round), _DISTILLATION: weight}
 
-    def expected(self, server_round: int) -> Mapping[str, int]:
+    def report_lengths(self, server_round: int) -> Mapping[str, int]:
         """Return that replies have to report C losses in the round that measures them."""
         if not self._measures(server_round):
             return {}
@@ -135,7 +135,7 @@ class FedNoRoGuide(Guide):
         self.noisy = noisy_of(client_ids, losses, self._method.seed, classes=losses.shape[1])
         self._split_after = server_round
 
-    def weighted(self, updates: RoundUpdates, weights: Tensor) -> Tensor:
+    def reweigh(self, updates: RoundUpdates, weights: Tensor) -> Tensor:
         """Return weights that fall with the distance of noisy members from clean ones."""
         noisy = torch.tensor([i in self.noisy for i in updates.client_ids])
         if not self.weighs or not bool(noisy.any()) or bool(noisy.all()):
@@ -162,7 +162,7 @@ class _AdjustedLoss(LocalTerm):
         super().__init__()
         shares = class_shares(_batches(local), method.num_classes)
         self._log_shares = shares.log().to(local.received)  # [C]
-        self._weight = float(local.told.get(_DISTILLATION, 0.0))
+        self._weight = float(local.instructions.get(_DISTILLATION, 0.0))
         self._temperature = method.temperature
         self._model = local.model
         self._teacher = copy_module(local.model).eval().requires_grad_(False)

@@ -320,7 +320,7 @@ class Failing(Guide, LocalMethod):
     def guide(self) -> Guide:
         return self
 
-    def turn(self, members, server_round):
+    def choose_members(self, members, server_round):
         raise ValueError("nothing can be fitted")
 
     def take(self, server_round, client_ids, reports):

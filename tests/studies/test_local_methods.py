@@ -65,7 +65,9 @@ def test_corrections_are_of_the_labels_that_were_corrected():
         told = {"stage": "pass", "level": level}
         data = torch.zeros(4, 1), torch.tensor(own)
         training = TrainingConfig()
-        local = LocalRound(model, received, training, memory, server_round, told=told, data=data)
+        local = LocalRound(
+            model, received, training, memory, server_round, instructions=told, data=data
+        )
         return method.examples(local)[1].tolist()
 
     assert labels_at(1, [0, 1, 0, 1], level=1.0) == [1, 1, 1, 1]
@@ -88,7 +90,9 @@ def test_a_label_that_is_corrected_counts_as_wrong_no_longer():
     def level_after(server_round: int, told_level: float) -> float:
         told = {"stage": "pass", "level": told_level}
         training = TrainingConfig()
-        local = LocalRound(model, received, training, memory, server_round, told=told, data=data)
+        local = LocalRound(
+            model, received, training, memory, server_round, instructions=told, data=data
+        )
         local = replace(local, data=method.examples(local))
         term = method.term(local)
         method.finish(local, term, received)
@@ -113,15 +117,17 @@ def test_weights_fall_with_the_distance_from_clean_clients():
 @pytest.mark.parametrize("value", [0.0, 1e15, -1e15])
 def test_absurd_reports_are_bounded(value):
     guide = FedCorr(num_classes=2, passes=1, fine_tuning=3).guide()
-    guide.asked([1, 2, 3, 4], 1)
+    guide.note_asked([1, 2, 3, 4], 1)
     figures = torch.tensor([(2, 0), (2.1, 0), (2.05, 0), (abs(value) + 9, value)]).double()
     guide.take(1, [1, 2, 3, 4], {"dimension-and-level": figures})
-    assert guide.turn([1, 2, 3, 4], 2).members == ([1, 2, 3] if value > 0 else [1, 2, 3, 4])
-    assert 0 <= guide.told(4, 2)["level"] <= 1
+    assert guide.choose_members([1, 2, 3, 4], 2).members == (
+        [1, 2, 3] if value > 0 else [1, 2, 3, 4]
+    )
+    assert 0 <= guide.instruct(4, 2)["level"] <= 1
     guide = FedNoRo(num_classes=2, warm_up=2).guide()
     guide.take(2, [0, 1, 2], {"class-losses": torch.full((3, 2), value).double()})
     assert guide.noisy == frozenset()
-    assert not guide.turn([0, 1, 2], 3).everyone
+    assert not guide.choose_members([0, 1, 2], 3).everyone
 
 
 def sides(client: int) -> tuple[Tensor, Tensor]:
