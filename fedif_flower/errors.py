@@ -100,16 +100,16 @@ class RefusedByMemberError(FedIFError):
 
     Parameters
     ----------
-    told : str
+    reason : str
         The reason that the server may learn. It contains nothing that the app wrote.
     detail : str
         What the member's own log says as well, such as names and figures.
     """
 
-    def __init__(self, told: str, detail: str = "") -> None:
-        words = f"{told}: {detail}" if detail else told
+    def __init__(self, reason: str, detail: str = "") -> None:
+        words = f"{reason}: {detail}" if detail else reason
         super().__init__(words)
-        self.told = told
+        self.reason = reason
 
 
 def require(is_allowed: bool, key: str, value: object, allowed: str) -> None:

@@ -254,7 +254,7 @@ class SectionedSettings(Settings):
         values |= changes
         return type(self)(sections=self._free_sections, **values)  # type: ignore[call-arg]
 
-    def part(self, wanted: type[_Part]) -> _Part:
+    def extract(self, wanted: type[_Part]) -> _Part:
         """Return the values that ``wanted``, another class of settings, declares."""
         values = {name: getattr(self, name) for name in wanted.model_fields}
         if issubclass(wanted, SectionedSettings):

@@ -148,7 +148,7 @@ class Settings(BaseModel):
         values |= changes
         return type(self)(**values)
 
-    def part(self, wanted: type[_Part]) -> _Part:
+    def extract(self, wanted: type[_Part]) -> _Part:
         """Return the values that ``wanted``, another class of settings, declares."""
         values = {name: getattr(self, name) for name in wanted.model_fields}
         return wanted(**values)

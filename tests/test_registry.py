@@ -100,7 +100,7 @@ def test_a_name_is_built_in_or_an_entry_point_or_an_import(package):
     assert build_task(RunConfig(task="t")).name == "t"
     assert build_task(RunConfig(task=f"{package}:task")).name == "t"
     named = RunConfig(**{"task": f"{package}:task", "task.named": "u"})
-    assert build_task(named.part(TaskConfig)).name == "u"
+    assert build_task(named.extract(TaskConfig)).name == "u"
     assert default_clipping("plain") == 0.0
     for section in ("plain", "Plain"):  # As the entry point, and as the class.
         own_settings = {"own-settings": f"{section}.trim=0.2"}

@@ -340,7 +340,7 @@ def test_a_copy_is_checked_and_a_part_keeps_its_values():
     assert settings.replace(low=9).high == 9
     with pytest.raises(ConfigError, match="low = 10"):
         settings.replace(low=10)
-    assert settings.part(Own) == Own(high=9)
+    assert settings.extract(Own) == Own(high=9)
 
 
 def test_a_settings_file_and_its_sections(tmp_path):

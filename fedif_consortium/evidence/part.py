@@ -133,9 +133,9 @@ class Evidence(RunPart):
             stays = [run.folder.receipts.path, run.folder.round_heads.path]
         return Built(
             setup={"look": witness.look},
-            told=instructions,
+            instructions=instructions,
             callbacks=callbacks,
-            kept={"signatures": witness},
+            state={"signatures": witness},
             provenance=provenance,
             stays=stays,
             copies=_kept_replies(run, settings),

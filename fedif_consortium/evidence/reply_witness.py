@@ -30,7 +30,7 @@ from fedif_flower.messages.arrays import view_array
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.records import records_of
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.part import Kept
+from fedif_flower.run.part import PartState
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.storage import make_folder, write_atomically
@@ -62,7 +62,7 @@ class SeenReply:
     arrays: ArrayRecord | None = field(default=None, repr=False)
 
 
-class ReplyWitness(Callback, Kept):
+class ReplyWitness(Callback, PartState):
     """Checks the signature of each reply, and writes a line of ``signatures.csv`` for it.
 
     It learns of rounds as a callback. :meth:`look` is called with each reply: it is the ``look`` of

@@ -235,7 +235,7 @@ class Answer(Membership):
 def make_answer(invitation: Invitation, key: keys.SigningKey) -> Answer:
     """Return the answer to an invitation, signed with the member's key."""
     answer = Answer(
-        **invitation.part(Membership).model_dump(),
+        **invitation.extract(Membership).model_dump(),
         certificate_fingerprint=certificate_fingerprint(invitation.certificate),
         key=public_line(key, invitation.member),
     )

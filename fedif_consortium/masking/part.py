@@ -236,7 +236,7 @@ class MaskedRounds(RunPart):
         return Built(
             setup={"intake": Masking(keeper)},
             callbacks=[KeeperRecord(run.folder.masking, keeper, name)],
-            told={MASKING_KEY: settings.mode},
+            instructions={MASKING_KEY: settings.mode},
         )
 
     def refuse(self, strategy: ScreenedStrategy, run: RunContext) -> None:

@@ -242,7 +242,7 @@ def member_data(gradient: KeptGradient, node: NodeConfig, task_name: str) -> tup
     else:
         require_trusted(config, node)
     with refused_as(ConfigError, f"the task that {gradient.file} names cannot be made"):
-        task = build_task(config.part(TaskConfig), facts)
+        task = build_task(config.extract(TaskConfig), facts)
     return task, task.load("client_data", client_site(config, node))
 
 

@@ -418,7 +418,7 @@ class MessageGuard:
 def _reason_for_server(direction: str, error: Exception) -> str:
     """Return why a message was refused, without words of an app and without paths."""
     if isinstance(error, RefusedByMemberError):
-        return error.told
+        return error.reason
     if isinstance(error, StorageError):
         return "this member cannot write what its policy asks it to keep; is its disk full?"
     if isinstance(error, httpx.HTTPError):

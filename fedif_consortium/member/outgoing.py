@@ -185,8 +185,8 @@ class OutgoingPolicy:
         Raises
         ------
         RefusedByMemberError
-            If a part of the reply may not leave; then nothing leaves. The error's ``told`` is what
-            the server may learn of the reason.
+            If a part of the reply may not leave; then nothing leaves. The server may learn the
+            error's ``reason``, and nothing else of it.
         StorageError
             If the spent privacy budget cannot be written.
         """

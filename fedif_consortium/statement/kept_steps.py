@@ -209,15 +209,15 @@ def require_led(
     """
     before = step.before.params.double()
     after = step.after.params.double()
-    shares = step.shares or (1.0,)
+    step_factors = step.step_factors or (1.0,)
     expected = torch.zeros_like(before)
-    for share, own_step in zip(shares, by_themselves, strict=False):
-        expected.add_(own_step.double(), alpha=share)
+    for factor, own_step in zip(step_factors, by_themselves, strict=False):
+        expected.add_(own_step.double(), alpha=factor)
     # A model that clients receive in half precision is rounded: at most as coarsely as in bfloat16.
     dtype = step.before.params.dtype
     if model.layout.narrows:
         dtype = torch.bfloat16
-    roundings = 4 * max(1.0, sum(shares)) * torch.finfo(dtype).eps
+    roundings = 4 * max(1.0, sum(step_factors)) * torch.finfo(dtype).eps
     allowed = _SAME_STEP * float(expected.norm())
     allowed += roundings * float(before.norm() + after.norm())
     off = float((after - before - expected).norm())

@@ -54,7 +54,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import NOTHING, Built, PartState, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
 from fedif_flower.server.record import Round, Step
 from fedif_flower.server.run import Callback, RunningStrategy
@@ -134,7 +134,7 @@ def likeness(parts: Sequence[OwnPart]) -> NDArray[np.float64]:
     return cosines
 
 
-class OwnParts(Callback, Kept):
+class OwnParts(Callback, PartState):
     """Sums up the own part of each member's updates, and writes the sums at the run's end."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -216,4 +216,4 @@ class OwnPartsOfRun(RunPart):
         if run.config.attribution == "off":
             return NOTHING
         own_parts = OwnParts(run.folder)
-        return Built(callbacks=[own_parts], kept={"own-parts": own_parts})
+        return Built(callbacks=[own_parts], state={"own-parts": own_parts})

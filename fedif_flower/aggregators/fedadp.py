@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 
-from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
+from fedif_flower.aggregators.linear_algebra import gram_matrix, normalize_weights
 from fedif_flower.client_table import ClientTable
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
@@ -57,7 +57,7 @@ class FedAdp(CheckedFields):
         examples = updates.num_examples
         gram = gram_matrix(updates.client_updates)  # [m, m]
         # In the global update, each update has the length to which stages shorten it.
-        coefficients = (shares(examples) * updates.shortening).to(gram.device)
+        coefficients = (normalize_weights(examples) * updates.shortening).to(gram.device)
         to_mean = gram @ coefficients  # [m]: <Delta_i, Delta>
         norms = gram.diagonal().sqrt() * (coefficients @ to_mean).clamp_min(0.0).sqrt()
         # A right angle where either update is zero.
@@ -71,7 +71,9 @@ class FedAdp(CheckedFields):
         # Divided by the largest factor: the weights are the same, and a large alpha cannot
         # overflow.
         factors = torch.exp(contribution - contribution.max())
-        return Aggregation(weights=shares(examples.cpu() * factors), weight_scores=-smoothed)
+        return Aggregation(
+            weights=normalize_weights(examples.cpu() * factors), weight_scores=-smoothed
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs to go on."""

@@ -167,7 +167,7 @@ def product_error(dtype: torch.dtype, terms: int) -> float:
     return _DEVIATIONS * math.sqrt(terms) * torch.finfo(dtype).eps / 2
 
 
-def shares(weights: Tensor) -> Tensor:
+def normalize_weights(weights: Tensor) -> Tensor:
     """Return ``weights`` [m] divided by their sum, float64.
 
     Raises

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from fedif_flower.aggregators.linear_algebra import gram_matrix, shares
+from fedif_flower.aggregators.linear_algebra import gram_matrix, normalize_weights
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.round import Aggregation, RoundUpdates
 from fedif_flower.settings import Setting
@@ -49,7 +49,7 @@ class RFA(CheckedFields):
     def __call__(self, updates: RoundUpdates) -> Aggregation:
         """Return the weights ``[m]`` of the models in their geometric median."""
         gram = gram_matrix(updates.client_updates)  # [m, m]
-        alpha = shares(updates.num_examples).to(gram.device)
+        alpha = normalize_weights(updates.num_examples).to(gram.device)
         weights = alpha  # [m]
         for _ in range(self.iterations):
             to_mean = gram @ weights  # [m]

@@ -106,7 +106,7 @@ class PathAttribution(Callback):
         The rounds so far.
     on_attribution : list of callable
         The functions that are called with each round.
-    all_are_told : bool
+    is_settled : bool
         Whether the last round was attributed and every function in ``on_attribution`` has returned.
         ``False`` where an error or a signal interrupted that.
 
@@ -155,7 +155,7 @@ class PathAttribution(Callback):
         self.on_attribution: list[OnAttribution] = []
         if on_attribution is not None:
             self.on_attribution.append(on_attribution)
-        self.all_are_told = True
+        self.is_settled = True
         self._gradients = validation.gradients
         self._strategy: RunningStrategy | None = None
         self._sent: ModelVectors | None = None  # The model that the current round began with.
@@ -306,9 +306,9 @@ class PathAttribution(Callback):
         """Begin to attribute the round's step in the background."""
         newest = self._newest(step)
         earlier = self._memory.handed_on.updates
-        in_step = carry([newest, *earlier], step.shares or (1.0,))
+        in_step = carry([newest, *earlier], step.step_factors or (1.0,))
         carried: tuple[CarriedUpdates, ...] | None = None
-        if step.shares:
+        if step.step_factors:
             # A copy, since the next round's replies overwrite the newest updates.
             carried = (replace(in_step[0], updates=newest.updates.clone()), *in_step[1:])
         unseen = step.updates.unseen
@@ -428,7 +428,7 @@ class PathAttribution(Callback):
         pending, future = self._pending
         # Wait before _pending is cleared: a signal that interrupts the wait loses no round then.
         wait([future])
-        self.all_are_told = False
+        self.is_settled = False
         self._pending = None
         attributed = future.result()
         if not self._model.continues(pending.after):
@@ -438,7 +438,7 @@ class PathAttribution(Callback):
         self.rounds.append(attributed)
         for listener in self.on_attribution:
             listener(attributed)
-        self.all_are_told = True
+        self.is_settled = True
 
     def _without_step(
         self, pending: PendingRound, attributed: RoundAttribution

@@ -89,7 +89,7 @@ class Credit:
 
     Attributes
     ----------
-    kept : Tensor
+    factor : Tensor
         ``[m]``: :math:`\kappa_i` in (0, 1].
     returned : Tensor
         ``[m, k]``: :math:`\rho_{ik}`, the part along the last steps for which there is no credit.
@@ -100,7 +100,7 @@ class Credit:
         ``[m]``: how far the update points against another one, from 0 to 1 (:func:`opposition`).
     """
 
-    kept: Tensor
+    factor: Tensor
     returned: Tensor
     length: Tensor
     weight: Tensor
@@ -239,7 +239,7 @@ class CreditBounds:
         weight = self._mean_weights(client_ids, examples, weights)
         borrowing = self._compare_with_past(gram, coordinates)
         return Credit(
-            kept=_kept(length, self.length) * _kept(weight, self.weight),
+            factor=_factors_within(length, self.length) * _factors_within(weight, self.weight),
             returned=borrowing.beyond.unsqueeze(1) * coordinates,
             length=length,
             weight=weight,
@@ -451,7 +451,7 @@ def medians_without_each(values: Tensor) -> Tensor:
     return (other_at((num_others - 1) // 2) + other_at(num_others // 2)) / 2
 
 
-def credited(contributions: Tensor, kept: Tensor, returned: Tensor) -> Tensor:
+def credited(contributions: Tensor, factor: Tensor, returned: Tensor) -> Tensor:
     r"""Return what members are credited with, ``[m]``.
 
     .. math:: \hat c_i = \min(c_i, \kappa_i (c_i - \max(b_i, 0)))
@@ -462,16 +462,16 @@ def credited(contributions: Tensor, kept: Tensor, returned: Tensor) -> Tensor:
     ----------
     contributions : Tensor
         ``[m]``: c_i.
-    kept : Tensor
+    factor : Tensor
         ``[m]``: kappa_i.
     returned : Tensor
         ``[m]``: b_i, the part of c_i that comes from the excess along the last steps
         (:attr:`Credit.returned`).
     """
-    return torch.minimum(contributions, kept * (contributions - returned.clamp_min(0.0)))
+    return torch.minimum(contributions, factor * (contributions - returned.clamp_min(0.0)))
 
 
-def _kept(ratios: Tensor, bound: float) -> Tensor:
+def _factors_within(ratios: Tensor, bound: float) -> Tensor:
     """Return the factors ``[m]``, at most 1, that bring ratios down to a bound; 0: no bound."""
     if not bound:
         return torch.ones_like(ratios)

@@ -384,7 +384,7 @@ def _figures(updates: CarriedUpdates, values: Tensor) -> Figures:
         along_basis = values[num_members:, 0]  # [k]
         # What the excess along the last steps contributed, b_i [m].
         returned = updates.applied.double() * (credit.returned * along_basis).sum(dim=1)
-        within_bounds = credited(within_bounds, credit.kept, returned)
+        within_bounds = credited(within_bounds, credit.factor, returned)
     return Figures(
         credited=within_bounds,
         contribution=contributed[:, 0],

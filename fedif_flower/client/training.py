@@ -352,7 +352,7 @@ def _train_as_told(
     device = next(model.parameters()).device
     seed = int(torch.randint(2**62, (), generator=generator))
     with seeded_randomness(seed, device), module_mode(model, training=True):
-        loss = task.train(model, data, config.part(TrainingConfig))
+        loss = task.train(model, data, config.extract(TrainingConfig))
     if not _is_scalar(loss):
         raise DataError(
             f"task {task.name!r}: train() returned {describe(loss)}; expected a number, the mean "

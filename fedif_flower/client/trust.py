@@ -41,7 +41,7 @@ def agreed(
     """
     config = read_config(settings)
     require_trusted(config, node)
-    task = task or _named_task(config.part(TaskConfig), str(settings[FACTS_KEY]))
+    task = task or _named_task(config.extract(TaskConfig), str(settings[FACTS_KEY]))
     if task.name != settings[TASK_KEY]:
         raise ConfigError(
             f"this client's task is {task.name!r}, the server's {settings[TASK_KEY]!r}"

@@ -23,7 +23,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.held_out import ContradictedLabels, classes_of
 from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.own_sections import CreditSettings, QuarantineSettings, ValidationSettings
-from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import NOTHING, Built, PartState, RunContext, RunPart
 from fedif_flower.run.secret_validation import NONCE, PAYING_WITNESS, SecretData
 from fedif_flower.server.loop import ScreenedStrategy
 from fedif_flower.server.model import GlobalModel
@@ -81,12 +81,12 @@ class Attribution(RunPart):
             blocks=BLOCKS,
             bounds=credit.bounds(),
         )
-        in_checkpoints = KeptAttribution(attribution, memory)
-        attribution.on_attribution.append(in_checkpoints.tell_widths)
+        attribution_state = AttributionState(attribution, memory)
+        attribution.on_attribution.append(attribution_state.tell_widths)
         origin: dict[str, Any] = {BLOCKS_KEY: attribution.block_weights}
         if attribution.class_weights:
             origin[CLASSES_KEY] = attribution.class_weights
-        built = Built(callbacks=[attribution], kept={NAME: in_checkpoints}, provenance=origin)
+        built = Built(callbacks=[attribution], state={NAME: attribution_state}, provenance=origin)
         if secret is None:
             return built
         return _with_secret_data(built, secret, run)
@@ -127,8 +127,8 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
     )
     # Members are told of the classes that either set can hardly value: they are weighed by the
     # validation split, and paid by the secret data.
-    told_before = read_held_out_classes(run.told)
-    weak = told_before.union(classes_of(secret.held_out))
+    classes_before = read_held_out_classes(run.part_instructions)
+    weak = classes_before.union(classes_of(secret.held_out))
     remarks = secret.remarks()
     if "accuracy" not in secret.validation.metrics:
         remarks = []  # The task has no classes: that the remarks are in the log is enough.
@@ -138,11 +138,11 @@ def _with_secret_data(built: Built, secret: SecretData, run: RunContext) -> Buil
         provenance={**built.provenance, **secret.provenance},
         remarks=remarks,
         columns=[PAYING_WITNESS],
-        told=weak.to_config(),
+        instructions=weak.to_config(),
     )
 
 
-class KeptAttribution(Kept):
+class AttributionState(PartState):
     """The attribution's state in checkpoints. The run's recorder writes the attribution's tables.
 
     Parameters
@@ -184,7 +184,7 @@ class KeptAttribution(Kept):
         """
         # Round 0 has no attribution: max, because ``after`` is -1 before the first checkpoint.
         lines = self._attribution.lines(max(after, 0), last_round)
-        if not self._attribution.all_are_told:
+        if not self._attribution.is_settled:
             raise CheckpointError(
                 "an error interrupted the attribution of the last round: no checkpoint of it is "
                 "written"
@@ -267,11 +267,11 @@ class Quarantined(RunPart):
         attribution = run.find(PathAttribution)
         if not run.config.section(QuarantineSettings).on or attribution is None:
             return NOTHING
-        quarantine = KeptQuarantine(attribution, run.folder)
-        return Built(callbacks=[quarantine], kept={QUARANTINE: quarantine})
+        quarantine = RunQuarantine(attribution, run.folder)
+        return Built(callbacks=[quarantine], state={QUARANTINE: quarantine})
 
 
-class KeptQuarantine(Quarantine, Kept):
+class RunQuarantine(Quarantine, PartState):
     """A quarantine that writes its decisions to ``quarantine.csv``, with a state in checkpoints."""
 
     def __init__(self, attribution: PathAttribution, folder: RunFolder) -> None:

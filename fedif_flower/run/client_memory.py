@@ -14,7 +14,7 @@ from fedif_flower.messages.instructions import MEMORIES, memory_key
 from fedif_flower.messages.models import tensor_arrays
 from fedif_flower.run.last_rounds import LastRounds
 from fedif_flower.run.loaded_task import LoadedTask
-from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import Built, PartState, RunContext, RunPart
 from fedif_flower.server.run import Callback, RunningStrategy
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ class ClientMemory(RunPart):
         """Return what keeps clients' memories; warn if a run is resumed without them."""
         names = remembering(run.loaded)
         if isinstance(run.grid, HoldsContexts):
-            memory = KeptMemory(run.grid.contexts, run.config.digest(), names)
-            return Built(callbacks=[memory], kept={"client-memory": memory})
+            memory = ClientMemoryState(run.grid.contexts, run.config.digest(), names)
+            return Built(callbacks=[memory], state={"client-memory": memory})
         if run.checkpoint is not None:
             _warn(names, "real nodes and Flower's own simulation keep it with the run that stopped")
         return Built()
@@ -60,7 +60,7 @@ def remembering(loaded: LoadedTask) -> list[str]:
     return names
 
 
-class KeptMemory(Callback, Kept):
+class ClientMemoryState(Callback, PartState):
     """What clients remembered after the last two rounds.
 
     Parameters

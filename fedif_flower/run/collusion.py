@@ -25,7 +25,7 @@ from fedif_flower.round import ModelVectors
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.kept_values import unreadable_in
 from fedif_flower.run.last_rounds import LastRounds
-from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import Built, PartState, RunContext, RunPart
 from fedif_flower.seeding import torch_generator
 
 logger = logging.getLogger(__name__)
@@ -47,17 +47,19 @@ class Collusion(RunPart):
     def build(self, run: RunContext) -> Built:
         """Return the wire by which accomplices see each other's updates."""
         if not needs_collusion(run.config, run.config.seed):
-            return Built(told={COLLUSION_KEY: False})
+            return Built(instructions={COLLUSION_KEY: False})
         validation = run.loaded.validation
         agreement = Agreement(run.config)
 
         def wire(grid: Grid) -> Grid:
             return ColludingGrid(grid, agreement, validation.parameter_names, validation.tied_names)
 
-        return Built(wires=[wire], told={COLLUSION_KEY: True}, kept={"collusion": agreement})
+        return Built(
+            wires=[wire], instructions={COLLUSION_KEY: True}, state={"collusion": agreement}
+        )
 
 
-class Agreement(Kept):
+class Agreement(PartState):
     """What the accomplices of a run agree on; what the attack remembers is in checkpoints."""
 
     def __init__(self, config: ClientConfig) -> None:

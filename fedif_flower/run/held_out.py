@@ -20,7 +20,7 @@ from fedif_flower.run.correction import (
 from fedif_flower.run.folder import HELD_OUT_KEY, RunFolder
 from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.run.own_sections import ValidationSettings
-from fedif_flower.run.part import Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import Built, PartState, RunContext, RunPart
 from fedif_flower.server.model import GlobalModel
 from fedif_flower.server.run import Callback, RunningStrategy
 from fedif_flower.valuation import Validation
@@ -81,11 +81,11 @@ class ExaminedHeldOut(RunPart):
         without_suspects = {key: value for key, value in record.items() if key != "suspects"}
         return Built(
             callbacks=[contradicted],
-            kept={HELD_OUT_KEY: KeptHeldOut(record)},
+            state={HELD_OUT_KEY: HeldOutState(record)},
             provenance={HELD_OUT_KEY: without_suspects},
             remarks=remarks,
             loaded=loaded,
-            told=classes_of(held_out).to_config(),
+            instructions=classes_of(held_out).to_config(),
         )
 
     def _examine(self, run: RunContext) -> tuple[HeldOut | None, Correction]:
@@ -154,7 +154,7 @@ def last_contradicted(lines: Sequence[Mapping[str, Any]], column: str) -> float 
     return None
 
 
-class KeptHeldOut(Kept):
+class HeldOutState(PartState):
     """The record of the examination and the correction in checkpoints."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:

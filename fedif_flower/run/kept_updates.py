@@ -105,7 +105,7 @@ class KeptUpdates(Callback):
             "shortening": _copied_if_there(aggregation.shortening),
             "rescaling": _copied_if_there(aggregation.rescaling),
             "noise": _copied_if_there(aggregation.noise),
-            "shares": list(step.shares),
+            "shares": list(step.step_factors),
             "before": _vectors(step.before),
             "after": _vectors(step.after),
         }
@@ -141,7 +141,7 @@ def read_step(path: Path) -> Step:
             if rows is not None and len(rows) != len(nodes):
                 raise ValueError("members, updates and coefficients are not equally many")
         server_round = int(content["server_round"])
-        shares = tuple(content["shares"])
+        step_factors = tuple(content["shares"])
     except Exception as error:  # A file that was made by hand can hold anything.
         raise StatementError(f"{path.name} is no kept round: {error!r:.200}") from error
     round_updates = RoundUpdates(
@@ -158,7 +158,7 @@ def read_step(path: Path) -> Step:
     aggregation = Aggregation(
         weights, noise=noise, applied=applied, shortening=shortening, rescaling=rescaling
     )
-    return Step(round_updates, nodes, before, after, aggregation, shares)
+    return Step(round_updates, nodes, before, after, aggregation, step_factors)
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ Wire = Callable[[Grid], Grid]  # Wraps the way to the clients, to change what go
 _T = TypeVar("_T")
 
 
-class Kept:
+class PartState:
     """A part's state in checkpoints: the lines of a table, and what the part remembers besides.
 
     For a checkpoint, :meth:`lines` of every part is called before :meth:`memory` of any: to return
@@ -85,12 +85,12 @@ class Built:
         so a wire sees them as the clients sent them.
     setup : mapping
         Arguments of :class:`~fedif_flower.server.setup.Setup` that the part sets.
-    told : mapping
-        What clients are told beside their settings: in each round, and before the first one, when
+    instructions : mapping
+        What is sent to clients beside their settings: in each round, and before the first one, when
         they are asked whether they can take part.
     callbacks : sequence of Callback
         They are told of each round, after the run's own recorder.
-    kept : mapping of str to Kept
+    state : mapping of str to PartState
         The part's state in checkpoints, by a name that no other part uses.
     provenance : mapping
         What the part adds to ``provenance.json``.
@@ -112,9 +112,9 @@ class Built:
 
     wires: Sequence[Wire] = ()
     setup: Mapping[str, Any] = field(default_factory=dict)
-    told: Mapping[str, Scalar] = field(default_factory=dict)
+    instructions: Mapping[str, Scalar] = field(default_factory=dict)
     callbacks: Sequence[Callback] = ()
-    kept: Mapping[str, Kept] = field(default_factory=dict)
+    state: Mapping[str, PartState] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     on_row: Callable[[Round], object] | None = None
     copies: int = 0
@@ -201,13 +201,13 @@ class RunContext:
 
     @property
     def instructions(self) -> ConfigRecord:
-        """What clients are told beside the model."""
+        """What is sent to clients beside the model."""
         return instructions(
-            self.config.part(ClientConfig),
+            self.config.extract(ClientConfig),
             self.loaded.task,
             run=self.config.digest(),
             run_id=self.run_id,
-            more=self.told,
+            more=self.part_instructions,
         )
 
     @property
@@ -231,13 +231,13 @@ class RunContext:
         Raises
         ------
         ConfigError
-            If an earlier part or the run itself uses a name in ``kept``, ``setup`` or ``columns``
+            If an earlier part or the run itself uses a name in ``state``, ``setup`` or ``columns``
             already: one of the two would be lost.
         """
         columns = list(self.folder.rounds.columns)
         for earlier in self.built:
             columns += earlier.columns
-        _require_free("kept", built.kept, (*OWN_RECORDS, *self.kept))
+        _require_free("state", built.state, (*OWN_RECORDS, *self.state))
         _require_free("setup", built.setup, self.setup)
         _require_free("columns", built.columns, columns)
         self.built.append(built)
@@ -250,14 +250,14 @@ class RunContext:
         return _merged(built.setup for built in self.built)
 
     @property
-    def told(self) -> dict[str, Scalar]:
-        """What earlier parts tell clients; where two use one name, the later value counts."""
-        return _merged(built.told for built in self.built)
+    def part_instructions(self) -> dict[str, Scalar]:
+        """What earlier parts send to clients; where two use one name, the later value counts."""
+        return _merged(built.instructions for built in self.built)
 
     @property
-    def kept(self) -> dict[str, Kept]:
+    def state(self) -> dict[str, PartState]:
         """The state of earlier parts in checkpoints, by name."""
-        return _merged(built.kept for built in self.built)
+        return _merged(built.state for built in self.built)
 
     @property
     def provenance(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class RunRecorder(RunWriter):
         self.checkpoints = checkpoints
         self.num_rounds = config.num_server_rounds
         self.evaluation.last_round = self.num_rounds
-        self._kept = run.kept
+        self._part_states = run.state
         stays: list[Path] = []
         for built in run.built:
             stays += built.stays
@@ -270,7 +270,7 @@ class RunRecorder(RunWriter):
         self._seconds_before = float(records["seconds"])
         self.strategy.load_state_dict(checkpoint.strategy)
         self.strategy.completed_rounds = last
-        for name, part in self._kept.items():
+        for name, part in self._part_states.items():
             part.restore(checkpoint.lines.get(name, ()), records.get(name), last)
         return arrays
 
@@ -361,7 +361,7 @@ class RunRecorder(RunWriter):
             # have interrupted it anywhere.
             self._unsaved[table] = [line for line in unsaved if line["round"] > saved]
             lines[table] = [line for line in self._unsaved[table] if line["round"] <= last]
-        for name, part in self._kept.items():
+        for name, part in self._part_states.items():
             lines[name] = part.lines(saved, last)
         return lines
 
@@ -372,7 +372,7 @@ class RunRecorder(RunWriter):
             "names": dict(self.names),
             RUN_ID: self.run.run_id,
         }
-        for name, part in self._kept.items():
+        for name, part in self._part_states.items():
             records[name] = part.memory(last)
         return records
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.part import NOTHING, Built, Kept, RunContext, RunPart
+from fedif_flower.run.part import NOTHING, Built, PartState, RunContext, RunPart
 from fedif_flower.run.secret_validation import commitment_of
 from fedif_flower.seeding import derive_seed
 from fedif_flower.server.nodes import has_real_nodes
@@ -65,7 +65,7 @@ def read_server_seed(folder: RunFolder, provenance: Mapping[str, Any]) -> Hidden
     return seed_of_secret(secret)
 
 
-class KeptSecret(Callback, Kept):
+class ServerSeedState(Callback, PartState):
     """Keeps the secret in checkpoints, and writes it to the run's folder at the end.
 
     Parameters
@@ -108,10 +108,10 @@ class ServerSeed(RunPart):
                 # The rounds before drew by the run's seed. A replay takes one seed for all rounds.
                 return NOTHING
             secret = memory[_SECRET]
-        kept = KeptSecret(run.folder, secret)
+        secret_state = ServerSeedState(run.folder, secret)
         return Built(
             setup={"seed": seed_of_secret(secret)},
-            callbacks=[kept],
-            kept={NAME: kept},
+            callbacks=[secret_state],
+            state={NAME: secret_state},
             provenance={COMMITMENT: commitment_of(secret)},
         )

@@ -62,7 +62,7 @@ def build_strategy(
         clients_per_round=config.fewest_replies,
         malicious_fraction=config.assumed_malicious_fraction,
         seed=config.seed,
-        training=config.part(TrainingConfig),
+        training=config.extract(TrainingConfig),
         model=loaded.model,
         validation=loaded.validation,
         task=loaded.task,

@@ -624,10 +624,11 @@ class ScreenedStrategy(TellsSettings, MessageApiOnly, RunningStrategy):
         nodes = [reply.node for reply in current.accepted]
         before = self.model.vectors
         current.arrays = self.model.advance(vectors)
-        shares: tuple[float, ...] = ()
+        step_factors: tuple[float, ...] = ()
         if self.stages.optimizer is not None:
-            shares = tuple(self.stages.optimizer.shares)
-        current.step = Step(updates, nodes, before, self.model.vectors, aggregation, shares)
+            step_factors = tuple(self.stages.optimizer.step_factors)
+        after = self.model.vectors
+        current.step = Step(updates, nodes, before, after, aggregation, step_factors)
 
     def _tell_of_round(self, current: Round) -> None:
         """Tell the intake and the callbacks of a round, and of its step if there was one."""

@@ -122,7 +122,7 @@ class Step:
         The model that the clients received, and the one that the step led to, on the CPU.
     aggregation : Aggregation
         The weights; its ``applied`` holds the coefficients :math:`a_i`.
-    shares : tuple of float
+    step_factors : tuple of float
         :math:`\theta_0, \theta_1, \ldots`; empty if no server optimizer gives earlier steps a
         factor.
     """
@@ -132,7 +132,7 @@ class Step:
     before: ModelVectors
     after: ModelVectors
     aggregation: Aggregation
-    shares: tuple[float, ...] = ()
+    step_factors: tuple[float, ...] = ()
 
 
 @dataclass

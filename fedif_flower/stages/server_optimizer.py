@@ -51,7 +51,7 @@ class FedAvgM(ServerOptimizer):
         return torch.optim.SGD(params, momentum=self.momentum, lr=self.learning_rate)
 
     @property
-    def shares(self) -> list[float]:
+    def step_factors(self) -> list[float]:
         r"""The factor of each round's step in the model's last step, the newest first.
 
         It is :math:`\eta \beta^{t-s}` for the step of round s in the step of round t.

@@ -207,7 +207,7 @@ class ServerOptimizer(Stage):
         return bool(self._active_memory.state)
 
     @property
-    def shares(self) -> list[float]:
+    def step_factors(self) -> list[float]:
         """The factor of each round's step in the model's last step, the newest first.
 
         Empty if the model's step is no such sum.

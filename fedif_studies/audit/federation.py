@@ -279,7 +279,7 @@ class Trainer:
         self._model = model
         self._seed = seed
         self._normalize = task.transformed
-        self._training = task.config.part(TrainingConfig)
+        self._training = task.config.extract(TrainingConfig)
         self._memory: dict[str, Tensor] = {}
         # Labels and examples are poisoned once, by the task's seed, so that they are the same in
         # federations of all seeds.

@@ -58,7 +58,7 @@ def train_coalitions(
         If the model has dropout, since such models cannot be trained as one batch.
     """
     model = task.new_model(seed)
-    config = task.config.part(TrainingConfig)
+    config = task.config.extract(TrainingConfig)
     if _has_dropout(model):
         raise ConfigError(
             f"model = {task.config.model!r} has dropout; allowed where coalitions are trained from "

@@ -117,7 +117,7 @@ def _bounded_credit_of(step: AuditStep, data: Validation, bounds: CreditBounds) 
     # taken off.
     along_past = step.past.coordinates(gradient[None])[0]
     borrowed = -step.coefficients * (credit.returned @ along_past)  # [m]
-    return credited(gains, credit.kept, borrowed)
+    return credited(gains, credit.factor, borrowed)
 
 
 def _mean_gradient(step: AuditStep, data: Validation) -> Tensor:

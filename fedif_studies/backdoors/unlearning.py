@@ -196,7 +196,7 @@ def unlearn_run(run_dir: Path, small: float = 0.5) -> Unlearned:
     if loaded.triggered is not None:
         splits["attack_success"] = loaded.triggered
     before = _accuracies(splits, model)
-    training = config.part(TrainingConfig)
+    training = config.extract(TrainingConfig)
     triggers = unlearn_triggers(
         model,
         inputs,

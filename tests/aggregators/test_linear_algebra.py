@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fedif_flower.aggregators.linear_algebra import (
     gram_matrix,
     inner_products,
+    normalize_weights,
     pairwise_squared_distances,
-    shares,
 )
 from fedif_flower.aggregators.spread import bound_by_spread
 from fedif_flower.errors import ValuationError
@@ -60,11 +60,11 @@ def test_a_row_that_is_not_finite_is_named(bad: float) -> None:
             function(points)
 
 
-def test_shares() -> None:
-    assert shares(torch.tensor([1, 3])).tolist() == [0.25, 0.75]
+def test_normalize_weights() -> None:
+    assert normalize_weights(torch.tensor([1, 3])).tolist() == [0.25, 0.75]
     for weights in ([0.0, 0.0], [2.0, -1.0], [1.0, float("nan")], [1.0, float("inf")]):
         with pytest.raises(ValuationError, match="allowed: finite, >= 0, with a positive sum"):
-            shares(torch.tensor(weights))
+            normalize_weights(torch.tensor(weights))
 
 
 # -- values bounded by the clients' own spread

@@ -56,12 +56,12 @@ def bound(bounds: CreditBounds, updates: Tensor, last: Tensor | None = None, **g
 def test_a_long_update_counts_as_so_much_longer_than_usual():
     lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
     credit = bound(CreditBounds(1.25), lengths)
-    assert credit.kept.tolist() == near([1.0, 1.0, 1.25 / 4])
+    assert credit.factor.tolist() == near([1.0, 1.0, 1.25 / 4])
     assert credit.length.tolist() == near([1.0, 1.0, 4.0])
     # Shortened in the round already, it is not shortened again.
     short = torch.tensor([1.0, 1.0, 1 / 4], dtype=torch.float64)
     bounds = CreditBounds(1.25)
-    assert bound(bounds, lengths, length_factors=short).kept.tolist() == near([1.0] * 3)
+    assert bound(bounds, lengths, length_factors=short).factor.tolist() == near([1.0] * 3)
     # Lengths are remembered, and go with a checkpoint.
     again = CreditBounds(1.25)
     again.load_state_dict(bounds.state_dict())
@@ -84,7 +84,7 @@ def test_who_has_more_examples_may_send_longer_updates():
     examples = torch.tensor([10.0, 20.0, 40.0, 80.0, 160.0])
     credit = bound(CreditBounds(1.25), torch.diag(3.0 * examples.sqrt()), examples=examples)
     assert credit.length.tolist() == near([1.0] * 5)
-    assert credit.kept.tolist() == near([1.0] * 5)
+    assert credit.factor.tolist() == near([1.0] * 5)
 
 
 def test_who_does_not_move_has_no_length_and_changes_no_other_s():
@@ -92,7 +92,7 @@ def test_who_does_not_move_has_no_length_and_changes_no_other_s():
     for _ in range(2):
         credit = bound(bounds, torch.diag(torch.tensor([0.0, 0.0, 1.0, 2.0, 4.0])))
         assert credit.length.tolist() == near([0.0, 0.0, 0.5, 1.0, 2.0])
-        assert credit.kept.tolist() == near([1.0, 1.0, 1.0, 1.0, 1.25 / 2])
+        assert credit.factor.tolist() == near([1.0, 1.0, 1.0, 1.0, 1.25 / 2])
 
 
 def test_lengths_grow_with_examples_as_the_members_do():
@@ -129,18 +129,18 @@ def test_the_mean_weight_beyond_so_many_median_members_is_not_credited():
     bounds = CreditBounds(weight=2.0)
     credit = bound(bounds, torch.eye(3), weights=weights)
     assert credit.weight.tolist() == near([0.3, 0.3, 2.4])
-    assert credit.kept.tolist() == near([1.0, 1.0, 2.0 / 2.4])
+    assert credit.factor.tolist() == near([1.0, 1.0, 2.0 / 2.4])
     # It is the mean of a member's rounds that counts: (2.4 + 1) / 2 is within the bound.
     credit = bound(bounds, torch.eye(3))
     assert credit.weight.tolist() == near([0.65, 0.65, 1.7])
-    assert credit.kept.tolist() == [1.0] * 3
+    assert credit.factor.tolist() == [1.0] * 3
     # Weights that add up to 2, as coefficients may, are no larger beside each other.
     doubled = bound(CreditBounds(weight=2.0), torch.eye(3), weights=2 * weights)
     assert doubled.weight.tolist() == near([0.3, 0.3, 2.4])
     # Who is beyond both bounds is held to both: 1.25 / 4 of its length, 2 / 2.4 of its weight.
     lengths = torch.diag(torch.tensor([1.0, 1.0, 4.0]))
     both = bound(CreditBounds(1.25, weight=2.0), lengths, weights=weights)
-    assert both.kept.tolist() == near([1.0, 1.0, 1.25 / 4 * 2.0 / 2.4])
+    assert both.factor.tolist() == near([1.0, 1.0, 1.25 / 4 * 2.0 / 2.4])
     # Claims do not help: the share is that of the median member.
     claimed = torch.tensor([10.0, 10.0, 80.0])
     found = bound(CreditBounds(weight=2.0), torch.eye(3), weights=weights, examples=claimed)
@@ -264,11 +264,11 @@ def test_what_is_turned_against_two_others_is_so_by_the_mean_of_both():
 def test_nobody_is_credited_with_more_than_it_contributed(entries, values):
     updates = torch.tensor(entries).reshape(4, 4)
     credit = bound(CreditBounds(), updates, torch.tensor([0.0, 1.0, 0.0, 0.0]))
-    assert bool(((credit.kept > 0) & (credit.kept <= 1)).all())
+    assert bool(((credit.factor > 0) & (credit.factor <= 1)).all())
     contributions = torch.tensor(values).double()
     returned = credit.returned[:, 0]
     assert bool((returned.abs() <= updates[:, 1].abs() + 1e-6).all())
-    paid = credited(contributions, credit.kept, returned * 0.3)
+    paid = credited(contributions, credit.factor, returned * 0.3)
     assert bool((paid <= contributions).all())
     whole = (contributions <= 0) & (returned == 0)
     assert bool((paid[whole] == contributions[whole]).all())

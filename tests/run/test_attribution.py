@@ -17,7 +17,7 @@ from fedif_flower.attribution.quarantine import Decision
 from fedif_flower.attribution.records import ClientAttribution, RoundAttribution
 from fedif_flower.errors import CheckpointError, ConfigError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.attribution import KeptQuarantine, widest_share
+from fedif_flower.run.attribution import RunQuarantine, widest_share
 from fedif_flower.run.checkpoint import read_checkpoint
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder, files_of_rounds
@@ -69,8 +69,8 @@ DECISION = Decision(6, 34, 5, 5, "worth -1.00 on average")
 def test_a_run_that_goes_on_leaves_out_whom_it_had_left_out(tmp_path, caplog):
     attribution = SimpleNamespace(rounds=[])
 
-    def quarantine() -> KeptQuarantine:
-        return KeptQuarantine(attribution, RunFolder(tmp_path))
+    def quarantine() -> RunQuarantine:
+        return RunQuarantine(attribution, RunFolder(tmp_path))
 
     roster = SimpleNamespace(admit=[])
     strategy = SimpleNamespace(nodes=None, roster=roster, callbacks=[attribution])

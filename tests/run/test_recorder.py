@@ -16,7 +16,7 @@ from client_app import app as client_app
 from fedif_flower import PathAttribution, load
 from fedif_flower.errors import IncompleteRunError, StorageError, TrainingFailedError
 from fedif_flower.messages.client_node import ClientNode
-from fedif_flower.run.attribution import KeptAttribution
+from fedif_flower.run.attribution import AttributionState
 from fedif_flower.run.checkpoint import read_checkpoint
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.ending import print_summary, require_complete, require_last_round
@@ -313,7 +313,7 @@ def test_a_checkpoint_does_not_remember_a_step_that_was_taken_back(tmp_path):
     recorder = recorder_of(RunConfig.from_run_config(settings))
     held_out = validation()
     attribution = PathAttribution(held_out, "trapezoid")
-    recorder._kept = {"attribution": KeptAttribution(attribution, {})}
+    recorder._part_states = {"attribution": AttributionState(attribution, {})}
     base = BASE | {"setup": Setup(device="cpu", trainable_keys=held_out.parameter_names)}
     callbacks = [SavesAndTakesBack(recorder), attribution]
     strategy = fedavg(held_out, stages=[FedAvgM(0.5, 0.5)], callbacks=callbacks, **base)

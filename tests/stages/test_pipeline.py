@@ -462,7 +462,7 @@ def test_momentum_by_hand():
     assert go(FedAvgM(0.5, 1.0), 1.0, 4.0, 8.0, 0.0) == [5.0, 15.0, 20.0]
     # Their halves are the running means 2, 5 and 2.5.
     assert go(optimizer := FedAvgM(0.5, 0.5), 1.0, 4.0, 8.0, 0.0) == [3.0, 8.0, 10.5]
-    assert optimizer.shares == [0.5, 0.25, 0.125]
+    assert optimizer.step_factors == [0.5, 0.25, 0.125]
 
 
 @pytest.mark.parametrize(
@@ -607,7 +607,7 @@ def test_a_round_that_fails_under_a_loss_bound_leaves_the_optimizer_as_it_was():
     go(optimizer, 0.0, 1.0)
     with pytest.raises(ValuationError, match="no step leads to a finite validation loss"):
         settle(stages, 1.0, math.inf)
-    assert optimizer.shares == [1.0]
+    assert optimizer.step_factors == [1.0]
     assert optimizer.moves_on
 
 
@@ -619,7 +619,7 @@ def test_goes_on_after_a_restart(make):
     second.load_state_dict(kept)
     third = go(second, 5.0, 3.0, 4.0)
     assert go(first, 5.0, 3.0, 4.0) == third
-    assert second.shares == first.shares
+    assert second.step_factors == first.step_factors
     (again := make()).load_state_dict(kept)  # As it was when asked for.
     assert go(again, 5.0, 3.0, 4.0) == third
 

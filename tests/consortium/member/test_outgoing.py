@@ -68,10 +68,10 @@ NONE = Array("float32", (1, 2), "numpy.ndarray", b"patients")
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "reason"),
     [
-        pytest.param({"arrays": returned}, told, id=name)
-        for name, returned, told in [
+        pytest.param({"arrays": returned}, reason, id=name)
+        for name, returned, reason in [
             ("data", arrays(patients=np.zeros((3, 28, 28), np.float32)), NEITHER),
             ("as a parameter", arrays(weight=np.zeros((100, 784), np.float32)), OTHER),
             ("29 bits for each parameter", arrays(weight=np.array([[1.0, 2.0]])), OTHER),
@@ -89,9 +89,9 @@ NONE = Array("float32", (1, 2), "numpy.ndarray", b"patients")
         pytest.param({"arrays": arrays(secret=np.zeros(1))}, NEITHER, id="an app's name"),
     ],
 )
-def test_what_is_no_update_of_the_model_that_came_is_refused(records, told):
+def test_what_is_no_update_of_the_model_that_came_is_refused(records, reason):
     refused = refusal(content(**records))
-    assert refused.told == told
+    assert refused.reason == reason
     assert ("secret" in str(refused)) == ("secret" in records["arrays"])
 
 
@@ -101,7 +101,7 @@ def test_a_listed_array_leaves_as_a_row_of_its_type():
     assert left(content(arrays=masked), **listed)["masked"].tolist() == [0, 1, 2]
     for other in (np.arange(3), np.zeros((3, 1), np.uint64), np.uint64(3)):
         reply = content(arrays=ArrayRecord({"masked": pack_array(np.asarray(other))}))
-        assert refusal(reply, **listed).told == "an array is not as the list has it"
+        assert refusal(reply, **listed).reason == "an array is not as the list has it"
 
 
 def test_buffers_may_change_where_the_policy_says_so():
@@ -109,7 +109,7 @@ def test_buffers_may_change_where_the_policy_says_so():
     found = left(content(arrays=arrays(**changed)), buffers=True)
     assert (found["norm.running_mean"].item(), found["norm.num_batches_tracked"].item()) == (3.5, 8)
     broken = content(arrays=arrays(norm__running_mean=f32(math.nan)[0]))
-    assert refusal(broken, buffers=True).told == "an array is not finite"
+    assert refusal(broken, buffers=True).reason == "an array is not finite"
 
 
 WIDE = np.finfo(np.longdouble)
@@ -230,7 +230,7 @@ def test_metrics_are_rounded_to_significant_digits():
 
 
 @pytest.mark.parametrize(
-    ("value", "keys", "told"),
+    ("value", "keys", "reason"),
     [
         (1.0, {"metrics": ["metrics.los", "other.loss"]}, "a metric is not on the list"),
         (math.nan, {}, "a number is not finite"),
@@ -239,9 +239,9 @@ def test_metrics_are_rounded_to_significant_digits():
         ([1.0, 2.0], {}, "a metric is no single number"),
     ],
 )
-def test_other_metrics_are_refused(value, keys, told):
+def test_other_metrics_are_refused(value, keys, reason):
     keys = {"metrics": ["metrics.loss"], **keys}
-    assert refusal(content(metrics=MetricRecord({"loss": value})), **keys).told == told
+    assert refusal(content(metrics=MetricRecord({"loss": value})), **keys).reason == reason
 
 
 def test_what_is_listed_once_leaves_once():
@@ -249,7 +249,7 @@ def test_what_is_listed_once_leaves_once():
     twice = {**once, "fitres.metrics": MetricRecord({"loss": 2.0})}
     listed = {"metrics": ["fitres.metrics.loss"]}
     assert check(RecordDict(once), **listed) == RecordDict(once)
-    assert refusal(RecordDict(twice), **listed).told == "two values have one name"
+    assert refusal(RecordDict(twice), **listed).reason == "two values have one name"
 
 
 def test_bytes_hidden_in_metrics_are_gone():
@@ -312,7 +312,7 @@ OF_ANOTHER_KIND = "of another kind than the list says"
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "reason"),
     [
         ("node.attack", "\u00e4" * 21, "too long"),
         ("node.attack", b"bytes", OF_ANOTHER_KIND),
@@ -323,9 +323,9 @@ OF_ANOTHER_KIND = "of another kind than the list says"
         ("signature.signature", b"an app's own", "not on the list"),
     ],
 )
-def test_other_values_are_refused(path, value, told):
+def test_other_values_are_refused(path, value, reason):
     record, name = path.split(".")
-    with pytest.raises(RefusedByMemberError, match=told):
+    with pytest.raises(RefusedByMemberError, match=reason):
         check(RecordDict({record: ConfigRecord({name: value})}), kind="query")
 
 

@@ -72,7 +72,7 @@ def test_what_would_exceed_the_budget_is_refused_and_not_charged(log):
     costs = [charge(log)[0] for _ in range(affordable)]
     with pytest.raises(RefusedByMemberError, match="most-epsilon = 4") as refused:
         charge(log)
-    assert refused.value.told == "the privacy budget is spent"
+    assert refused.value.reason == "the privacy budget is spent"
     assert costs == sorted(costs)
     assert costs[-1] <= 4
     assert charge(log, most=6.0)[1] == affordable + 1

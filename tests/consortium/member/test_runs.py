@@ -118,7 +118,7 @@ def test_a_line_that_limits_nothing_in_a_run_is_said(caplog):
 def told(**config) -> dict:
     """Return what an honest server tells clients of a run."""
     keys = {key.replace("_", "-"): value for key, value in config.items()}
-    return RunConfig.from_run_config(keys).part(ClientConfig).to_mapping()
+    return RunConfig.from_run_config(keys).extract(ClientConfig).to_mapping()
 
 
 ATTACKED = {"attack": "ipm", "malicious-fraction": 0.25, "ipm.epsilon": 1}
