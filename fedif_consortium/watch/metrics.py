@@ -152,6 +152,9 @@ class RunMetrics(Callback):
         self.training = Gauge("training_seconds", "A member's mean in the last round", **options)
         self.replies = Counter("replies", "What became of those asked", ["status"], **options)
         self.online = Gauge("members_online", "Members there when the round began", **options)
+        # Before round 1 members are waited for and check themselves, which may take ten minutes.
+        # Nobody has counted them then: a 0 would set off the alerts on members that are offline.
+        self.online.set(math.nan)
         words = "Of the last model that was evaluated"
         self.quality = {
             "accuracy": Gauge("accuracy", words, ["split"], **options),

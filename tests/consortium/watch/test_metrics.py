@@ -93,6 +93,20 @@ def test_a_round_that_gave_nobody_weight_is_no_round_that_went_well(tmp_path):
     assert by_outcome == {"ok": 1.0, "kept": 2.0, "failed": 1.0}
 
 
+def test_nobody_is_called_offline_before_members_were_counted(tmp_path):
+    """The alerts on members that are offline compare the number online with a larger one."""
+    figures = RunMetrics(config(tmp_path))
+
+    def num_online() -> float:
+        return samples(generate_latest(figures.registry).decode())["fedif_members_online",]
+
+    assert math.isnan(num_online())
+    figures.on_asked(Round(1))
+    assert num_online() == 0
+    figures.on_asked(Round(2, online=[ClientNode(0, 7)]))
+    assert num_online() == 1
+
+
 def test_a_port_in_use_ends_the_run_before_anything_is_written(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
