@@ -108,10 +108,14 @@ def connect(name: str, address: str, authority: Path) -> None:
     connection = {"address": address, "root-certificates": str(authority.absolute())}
     if not _is_there(path):
         _begin_configuration(path)
+    with refused_as(ConfigError, f"{path} cannot be read"):
+        # Read before the search for the connection: another command may add the same one meanwhile,
+        # and a file that has it twice is no TOML any more.
+        text = path.read_text()
     existing = take_section(read_toml(path), "superlink").get(name)
     if existing is None:
         section = to_toml("", {"superlink": {name: connection}})
-        write_atomically(path, f"{path.read_text()}\n{section}", 0o644)
+        write_atomically(path, f"{text}\n{section}", 0o644)
     elif existing != connection:
         raise ConfigError(
             f"{path} has another connection {name!r} than to {address} by {authority}: "

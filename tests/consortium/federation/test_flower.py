@@ -11,6 +11,7 @@ from unittest.mock import call, create_autospec
 import pytest
 
 from fedif_consortium.federation import flower
+from fedif_consortium.federation.files import to_toml
 from fedif_consortium.federation.flower import Flower, FlowerCommandError, connect, run_to_end
 from fedif_flower.errors import ConfigError, TrainingFailedError
 
@@ -58,6 +59,18 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home, oth
     for taken in (("b.c", "b:3", authority), ("b.c", "b:2", config), ("default", "b:2", authority)):
         with pytest.raises(ConfigError, match=f"has another connection '{taken[0]}' than to b:"):
             connect(*taken)
+
+
+def test_two_commands_at_once_add_a_connection_once(tmp_path, flower_home, monkeypatch):
+    def with_another_meanwhile(*arguments):
+        monkeypatch.setattr(flower, "to_toml", to_toml)
+        connect("b.c", "b:2", tmp_path / "ca.crt")
+        return to_toml(*arguments)
+
+    monkeypatch.setattr(flower, "to_toml", with_another_meanwhile)
+    connect("b.c", "b:2", tmp_path / "ca.crt")
+    found = tomllib.loads((flower_home / "config.toml").read_text())["superlink"]
+    assert found["b.c"]["address"] == "b:2"
 
 
 @pytest.mark.parametrize("text", ["[", "superlink = 3", "\xff"])
