@@ -36,11 +36,15 @@ _QUESTION_SECONDS = 120.0
 
 # Flower's error codes, repeated here because Flower keeps them in a private module.
 MESSAGE_UNAVAILABLE = 3
+REPLY_UNAVAILABLE = 4
 NODE_UNAVAILABLE = 5
 # A code of this package. Flower's own errors do not tell an ended registration from a crash.
 REGISTRATION_ENDED = 105
 # Errors that say that the SuperLink is gone; any other error may be the fault of a reply.
 CONNECTION_ERRORS = (httpx.HTTPError, OSError)
+# Errors in place of a reply that never comes. Flower hands a reply out once: if its answer is lost,
+# as to a busy host, it says that the message is unavailable when it is asked again.
+_LOST = (MESSAGE_UNAVAILABLE, REPLY_UNAVAILABLE, NODE_UNAVAILABLE, REGISTRATION_ENDED)
 
 
 class ForwardingGrid(Grid):
@@ -470,10 +474,11 @@ class PollingGrid(ForwardingGrid):
             self._attendance.answered(unanswered.node_id)
             return replies[0]
         error_told = replies[0].error
-        if error_told.code in (NODE_UNAVAILABLE, REGISTRATION_ENDED):
+        if error_told.code in _LOST:
             if self.unregistered([unanswered.node_id]):
                 return _refusal_of_ended(unanswered.message)
-            # Only this grid may say that a registration ended: a client may have sent the code.
+            # Only this grid may say that a registration ended, or that a reply cannot be read: a
+            # client may have sent the code.
             error_told = Error(NODE_UNAVAILABLE, error_told.reason)
         return Message(error_told, reply_to=unanswered.message)
 

@@ -287,12 +287,12 @@ class _Answer(NamedTuple):
 
 def _findings(answer: _Answer | None, timeout: float) -> list[Finding]:
     """Return a node's findings about itself; ``answer`` is ``None`` if none came in time."""
-    no_answer = Finding("node", Status.WARNING, f"no answer in {timeout:g} s")
     if answer is None:
-        return [no_answer]
+        return [Finding("node", Status.WARNING, f"no answer in {timeout:g} s")]
     reply = answer.reply
     if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-        return [no_answer]
+        words = f"no answer: {printable(reason_of(reply.error))}"
+        return [Finding("node", Status.WARNING, words)]
     if reply.has_error():
         return [Finding("node", Status.FAILED, printable(reason_of(reply.error)))]
     findings, clock = read_findings(reply.content)

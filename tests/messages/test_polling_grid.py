@@ -185,7 +185,15 @@ def test_messages_that_the_superlink_does_not_take_end_the_run():
         ask(TooLarge(2))
 
 
-@pytest.mark.parametrize("code", [ErrorCode.NODE_UNAVAILABLE, REGISTRATION_ENDED])
+@pytest.mark.parametrize(
+    "code",
+    [
+        ErrorCode.MESSAGE_UNAVAILABLE,
+        ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+        ErrorCode.NODE_UNAVAILABLE,
+        REGISTRATION_ENDED,
+    ],
+)
 @pytest.mark.parametrize("is_registered", [True, False])
 def test_the_end_of_a_registration_is_told_apart_from_a_crash(code, is_registered):
     class Unavailable(Nodes):

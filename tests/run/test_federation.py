@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from torch import nn
 from torch.nn import functional
 
@@ -112,6 +113,22 @@ def test_a_run_does_not_begin_with_a_member_that_cannot_take_part(tmp_path, pref
     assert not config.run_dir.exists()
     (line,) = [message for message in preflight_log.messages if "data failed: " in message]
     assert "; to do: put the data where data-dir" in line
+
+
+def test_a_run_begins_though_an_answer_was_lost_on_its_way(tmp_path, preflight_log):
+    """Flower hands a reply out once; asked again, it says that the message is unavailable."""
+
+    def client(message: Message, context):
+        if message.metadata.message_type == "query" and context.node_id == 1003:
+            lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "it may have expired")
+            return Message(lost, reply_to=message)
+        return client_app(message, context)
+
+    config = run_config(tmp_path, num_server_rounds=1, **{"validation.vet": False})
+    folder = RunFolder(run(config, Remote(client)))
+    assert folder.summary.read()["rounds"] == 1
+    told = "node 1003: node warning: no answer: it may have expired; to do: "
+    assert any(told in message for message in preflight_log.messages)
 
 
 @pytest.mark.parametrize(

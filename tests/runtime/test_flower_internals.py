@@ -152,6 +152,7 @@ def test_codes_of_errors():
     from fedif_flower.messages import polling_grid as ours
 
     require(codes.MESSAGE_UNAVAILABLE == ours.MESSAGE_UNAVAILABLE, "see polling_grid.py")
+    require(codes.REPLY_MESSAGE_UNAVAILABLE == ours.REPLY_UNAVAILABLE, "see polling_grid.py")
     require(codes.NODE_UNAVAILABLE == ours.NODE_UNAVAILABLE, "see polling_grid.py")
 
 
