@@ -66,10 +66,25 @@ def sign(
 
 
 @app_cli.command()
-def approve(app: App, policy: Policy = _HERE) -> None:
+def approve(
+    app: App,
+    policy: Annotated[
+        Path | None, typer.Option(help="the member's file; default: that of this folder")
+    ] = None,
+) -> None:
     """Let an app run at this member, from the next message on."""
+    from fedif_consortium.member.policy import FILE
+    from fedif_flower.errors import ConfigError
     from fedif_flower.messages.text import printable
 
+    if policy is None:
+        # An app that is approved in a folder that no node reads would not run, whatever is printed.
+        if not (_HERE / FILE).exists():
+            raise ConfigError(
+                f"{_HERE.absolute()} has no {FILE}: name the policy of this member's node with "
+                "--policy FILE"
+            )
+        policy = _HERE
     apps = _apps(policy)
     bundle = apps.find(app)
     path = apps.approve(bundle)

@@ -241,7 +241,7 @@ class MessageGuard:
             apps.keep_refused(run.fab_hash, lambda: get_fab().content)
             raise RefusedByMemberError(
                 f"this member has not approved app {run.fab_hash}; there: fedif app approve "
-                f"{run.fab_hash[:12]}"
+                f"{run.fab_hash[:12]} --policy FILE"
             )
         if run_id in self._configs:
             return self._configs[run_id]

@@ -371,7 +371,7 @@ def test_who_has_not_approved_an_app_refuses_and_the_others_go_on(story: Story) 
     digest = bundle_digest(build_fab_from_disk(story.apps["thief"]))
     reason = (
         f"refused by the member: this member has not approved app {digest}; there: fedif app "
-        f"approve {digest[:12]}"
+        f"approve {digest[:12]} --policy FILE"
     )
     found = {row["rejection"] for row in story.rows("changed", "bob")}
     assert found == {f"client error 6: {reason}"}

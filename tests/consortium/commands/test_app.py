@@ -36,7 +36,11 @@ def test_an_app_is_shown_and_approved():
     assert f"SHA-256  {DIGEST}, {len(APP)} bytes" in shown
     assert "app      fedif/app 1.0" in shown
     assert "here     not approved" in shown
-    assert "fedif/app 1.0 runs here now" in call("app", "approve", "app.fab")
+    # No node reads an empty policy of this folder, unless somebody says so.
+    with pytest.raises(ConfigError, match=r"has no member-policy\.toml: name the policy of this"):
+        call("app", "approve", "app.fab")
+    assert not Path("approved-apps").exists()
+    assert "fedif/app 1.0 runs here now" in call("app", "approve", "app.fab", "--policy", ".")
     assert "here     approved" in call("app", "show", DIGEST[:12])
     changed = call("app", "show", "changed.fab")
     assert "here     not approved" in changed
@@ -48,7 +52,10 @@ def test_an_app_is_shown_and_approved():
 def test_what_an_app_calls_itself_is_printed_without_what_a_terminal_obeys():
     pyproject = PYPROJECT.replace('"1.0"', '"1.0\\u001b[8m"').replace('"fedif"', '"fe\\ndif"')
     Path("odd.fab").write_bytes(bundle(**{"pyproject.toml": pyproject}))
-    for printed in (call("app", "show", "odd.fab"), call("app", "approve", "odd.fab")):
+    for printed in (
+        call("app", "show", "odd.fab"),
+        call("app", "approve", "odd.fab", "--policy", "."),
+    ):
         assert "fe?dif/app 1.0?[8m" in printed
 
 

@@ -217,7 +217,8 @@ def test_an_app_changed_by_one_byte_is_refused_kept_and_runs_while_approved(memb
     member.serve(changed)
     for _ in range(2):
         assert member.ask() is None
-        assert f"not approved app {digest}; there: fedif app approve {digest[:12]}" in member.error
+        words = f"not approved app {digest}; there: fedif app approve {digest[:12]} --policy FILE"
+        assert words in member.error
     assert (member.tasks, member.fetched) == (0, 1)  # It is kept: it need not be sent again.
     assert len(f"client error 6: {member.error}") <= 200  # As long as the server shows.
     assert [(one["decision"], one["bytes"]) for one in member.log] == [("refused", 0)] * 2
