@@ -267,7 +267,7 @@ def take_section(content: dict[str, Any], name: str) -> dict[str, Any]:
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return an error message for an unknown key, with similar keys, or else all keys."""
-    near = alike(key, known)
+    near = similar_words(key, known)
     if near:
         return f"unknown key {key!r}; did you mean {' or '.join(near)}?"
     if len(known) > _MOST_LISTED:
@@ -286,7 +286,7 @@ def require_known(cls: type[Settings], values: Mapping[str, object]) -> None:
         raise ConfigError(unknown_key(min(unknown_keys), keys))
 
 
-def alike(word: str, known: Iterable[str]) -> list[str]:
+def similar_words(word: str, known: Iterable[str]) -> list[str]:
     """Return the known words for which a word may be a typing error; case does not count."""
     by_lower = {name.lower(): name for name in known}
     matches = get_close_matches(word.lower(), by_lower, cutoff=_ALIKE)
@@ -332,7 +332,7 @@ def _explain(cls: type[Settings], error: ValidationError, values: Mapping[str, o
         where += f".{first['loc'][1]}"
     words = f"{where} = {first['input']!r}; allowed: {spell(_allowed(field))}"
     choices = [str(choice) for choice in extra_of(field, "choices") or ()]
-    near = alike(str(first["input"]), choices)
+    near = similar_words(str(first["input"]), choices)
     if near:
         words += f" (did you mean {near[0]!r}?)"
     return words

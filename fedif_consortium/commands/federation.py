@@ -184,7 +184,7 @@ def status(
     from fedif_consortium.federation import server
 
     federation = _folder(folder)
-    state = server.look(federation, server.flower_of(federation))
+    state = server.state_of(federation, server.flower_of(federation))
     if as_json:
         typer.echo(json.dumps(state, indent=1))
     else:

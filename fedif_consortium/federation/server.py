@@ -248,7 +248,7 @@ def make_pair(folder: Path, name: str, hosts: Sequence[str], goes_to: str) -> No
     files.write_new(certificate, f"goes to {goes_to}", own_certificate(key, name, hosts))
 
 
-def look(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
+def state_of(folder: FederationFolder, flower: Flower) -> dict[str, Any]:
     """Return the state of a federation; what does not answer gives a warning, not an error.
 
     Returns

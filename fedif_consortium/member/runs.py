@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 from fedif_flower.errors import ConfigError, RefusedByMemberError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
-from fedif_flower.settings import AUTO, Scalar, Settings, alike, setting
+from fedif_flower.settings import AUTO, Scalar, Settings, setting, similar_words
 from fedif_flower.storage import make_folder, write_atomically
 
 TRAIN = "train"
@@ -237,7 +237,7 @@ def _warn_of_nobodys_key(key: str, config: Mapping[str, Scalar]) -> None:
     The key may belong to another app. Or it is misspelt, and the member relies on it.
     """
     hint = ""
-    near = alike(key, config)
+    near = similar_words(key, config)
     if near:
         hint = f"; did you mean {' or '.join(map(printable, near))}?"
     logger.warning(

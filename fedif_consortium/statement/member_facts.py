@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from fedif_consortium.statement.own_parts import alike
+from fedif_consortium.statement.own_parts import members_alike
 from fedif_consortium.statement.records import MemberRound, Reply, RunRecords, by_member
 from fedif_consortium.statement.settings import weighs_by_length
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, all_different, called
@@ -114,7 +114,7 @@ def member_facts(records: RunRecords, turns: Sequence[MemberTurns]) -> Iterator[
         What became of the requests to each member.
     """
     names = labels(records)
-    copies = alike(records.own_parts)
+    copies = members_alike(records.own_parts)
     is_by_length = weighs_by_length(records.config)
     equal_parts = _equal_parts(records)
     replies_of = by_member(records.replies)

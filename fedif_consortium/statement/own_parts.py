@@ -106,7 +106,7 @@ def sketch(updates: Tensor, key: int) -> Tensor:
     return sketches
 
 
-def alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
+def members_alike(parts: Mapping[int, OwnPart]) -> frozenset[int]:
     """Return the client ids of members whose own part is the same as another member's."""
     ids = [client_id for client_id, part in parts.items() if part.rounds >= MIN_ROUNDS]
     if len(ids) < 2:

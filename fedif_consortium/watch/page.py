@@ -92,7 +92,7 @@ def render(run: Watched, *, folder: str = ".") -> str:
         latest=latest_first[:LATEST_ROUNDS],
         links=_links(run.folder, folder),
         moment=_moment,
-        lasting=lasting,
+        duration_words=duration_words,
         seconds_of=seconds_of,
         headline=headline,
     )
@@ -134,7 +134,7 @@ def _moment(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
-def lasting(seconds: float) -> str:
+def duration_words(seconds: float) -> str:
     """Return a duration in words: in days, hours or minutes if it has at least two, or seconds."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("min", 60)):
         if abs(seconds) >= 2 * size:

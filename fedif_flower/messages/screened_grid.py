@@ -96,7 +96,7 @@ class ScreenedGrid(ForwardingGrid):
         rounds = 1
         if closing is not None:
             rounds = closing.rounds
-        sent = lasting(unguessable(messages), timeout, rounds)
+        sent = with_lifetime(unguessable(messages), timeout, rounds)
         late: list[Message] = []
         if closing is not None and self.keeps_late:
             late = self._transport.outstanding(closing.awaited)
@@ -173,7 +173,7 @@ def unguessable(messages: Iterable[Message]) -> list[Message]:
     return sent
 
 
-def lasting(messages: list[Message], timeout: float | None, rounds: int) -> list[Message]:
+def with_lifetime(messages: list[Message], timeout: float | None, rounds: int) -> list[Message]:
     """Set how long messages live, so that Flower keeps them while their replies still count.
 
     Flower drops a message and its reply after the message's lifetime, twelve hours by default. A

@@ -25,10 +25,10 @@ from fedif_flower.settings import (
     AUTO,
     Scalar,
     Settings,
-    alike,
     parse_overrides,
     quiet_setting,
     setting,
+    similar_words,
     unknown_key,
 )
 from fedif_flower.storage import content_key
@@ -279,12 +279,12 @@ class RunConfig(ClientConfig, StrategyConfig):
         known = list(self.defaults())
         for kind in (*OWN_SECTIONS, *self._free_sections):
             known += kind.key_names()
-        similar = alike(key, known)
+        similar = similar_words(key, known)
         section, _, setting_name = key.partition(".")
         for field, registry in self.registries.items():
             # A user's own class is not imported here: only the name of its section is known.
             name = getattr(self, field)
-            if registry.is_own(name) and alike(section, [section_name(name)]):
+            if registry.is_own(name) and similar_words(section, [section_name(name)]):
                 similar.append(f"{section_name(name)}.{setting_name}")
         if similar:
             raise ConfigError(unknown_key(key, similar))

@@ -25,7 +25,7 @@ MOST_MEMBERS = 10_000  # Of each kind, the file lists this many members at most.
 logger = logging.getLogger(__name__)
 
 
-class Live(RunPart):
+class KeepLiveState(RunPart):
     """Keeps ``state.json`` up to date, for ``fedif runs`` and the page to watch a run."""
 
     def build(self, run: RunContext) -> Built:

@@ -26,7 +26,7 @@ HONEST = BLUE
 MALICIOUS = VERMILLION
 
 
-def look(index: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
     """Return the colour and the marker of the index-th of several things, for matplotlib.
 
     No two of the first 49 things have the same colour and the same marker.

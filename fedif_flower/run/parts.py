@@ -10,7 +10,7 @@ from fedif_flower.run.client_memory import ClientMemory
 from fedif_flower.run.collusion import Collusion
 from fedif_flower.run.held_out import ExaminedHeldOut
 from fedif_flower.run.kept_updates import KeepUpdates
-from fedif_flower.run.live_state import Live
+from fedif_flower.run.live_state import KeepLiveState
 from fedif_flower.run.part import RunPart
 from fedif_flower.run.server_seed import ServerSeed
 from fedif_flower.strategies.config import PaceSettings
@@ -29,7 +29,7 @@ def run_parts() -> Sequence[RunPart]:
     return (
         ServerSeed(),
         ExaminedHeldOut(),
-        Live(),
+        KeepLiveState(),
         Paced(),
         Collusion(),
         ClientMemory(),

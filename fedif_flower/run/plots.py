@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.palette import BLUE, HONEST, MALICIOUS, VERMILLION, look
+from fedif_flower.run.palette import BLUE, HONEST, MALICIOUS, VERMILLION, line_style
 from fedif_flower.run.rows import Line
 from fedif_flower.server.record import first_metric
 from fedif_flower.storage import write_atomically
@@ -119,7 +119,7 @@ def plot_members(
         style = _style_of_many(is_malicious=is_malicious)
         if few:
             named = _named_style(members[client_id][0], is_malicious=is_malicious)
-            style = {**look(index), **named, "markersize": 3.5}
+            style = {**line_style(index), **named, "markersize": 3.5}
         # Between its rounds a client keeps its value.
         steps = [*points, (last, points[-1][1])]
         axes.step(*zip(*steps, strict=True), where="post", alpha=0.7, linewidth=0.9, **style)

@@ -39,7 +39,7 @@ from fedif_flower.run.loaded_task import LoadedTask
 from fedif_flower.seeding import numpy_generator
 from fedif_flower.storage import config_folder, make_private, require_private
 from fedif_flower.valuation import Validation
-from fedif_flower.valuation.examples import count_examples
+from fedif_flower.valuation.examples import count_held_out
 from fedif_flower.valuation.held_out import HeldOut
 from fedif_flower.valuation.held_out_check import HeldOutCheck
 
@@ -104,7 +104,7 @@ def paying_part(loaded: LoadedTask, salt: str) -> LoadedTask:
         If no such part can be drawn: the test split's batches are no tensors, it is no larger than
         the validation split, or no target in the part counts.
     """
-    count = count_examples(loaded.validation)
+    count = count_held_out(loaded.validation)
     # PyTorch's generator would draw by 32 bits of the salt. Who knows the test split could try all
     # draws, and see by its receipts which of them gives the contributions that it is told.
     part = loaded.test.sample(count, numpy_generator("paying", int(salt, 16)))

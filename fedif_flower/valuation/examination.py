@@ -26,7 +26,7 @@ from fedif_flower.valuation.cross_fit import (
     fit_in_time,
     untrained_models,
 )
-from fedif_flower.valuation.examples import count_examples, input_digests, labelled_examples
+from fedif_flower.valuation.examples import count_held_out, input_digests, labelled_examples
 from fedif_flower.valuation.fit_grid import Way
 from fedif_flower.valuation.held_out import RARE, HeldOut
 from fedif_flower.valuation.noise_profile import Profile, find_suspects, profile
@@ -140,7 +140,7 @@ def _with_copies(validation: Validation, test: Validation | None) -> HeldOut:
         test_inputs = set(input_digests(test))
         shared = sum(row in test_inputs for row in inputs)
     copies = len(inputs) - len(set(inputs))
-    return HeldOut(count_examples(validation), copies=copies, shared=shared)
+    return HeldOut(count_held_out(validation), copies=copies, shared=shared)
 
 
 class _NoEstimateError(Exception):

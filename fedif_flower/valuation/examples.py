@@ -16,7 +16,7 @@ from fedif_flower.valuation.objective import PairObjective
 from fedif_flower.valuation.validation import Validation
 
 
-def count_examples(validation: Validation) -> int:
+def count_held_out(validation: Validation) -> int:
     """Return how many examples a held-out set has whose target counts.
 
     The sizes that a ``batch_loss`` returns may be numbers of tokens, or sums of weights. So rows

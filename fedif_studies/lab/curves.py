@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedif_flower.run import plots
-from fedif_flower.run.palette import look
+from fedif_flower.run.palette import line_style
 from fedif_flower.storage import make_folder
 from fedif_studies.lab.measurements import ACCURACY, Measurement
 
@@ -103,7 +103,7 @@ def _draw_line(axes: Axes, index: int, label: str, curves: Sequence[Curve]) -> N
         highest.append(max(values))
     # A marker at some of the rounds: colours alone do not tell lines apart for everybody.
     every = max(1, len(rounds) // 8)
-    axes.plot(rounds, means, label=label, markevery=every, markersize=5, **look(index))
+    axes.plot(rounds, means, label=label, markevery=every, markersize=5, **line_style(index))
     if len(curves) > 1:
-        colour = look(index)["color"]
+        colour = line_style(index)["color"]
         axes.fill_between(rounds, lowest, highest, color=colour, alpha=0.2, linewidth=0)

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import NamedTuple
 
 from fedif_flower.run import plots
-from fedif_flower.run.palette import BLACK, look
+from fedif_flower.run.palette import BLACK, line_style
 from fedif_flower.storage import make_folder
 from fedif_flower.tables import ResultTable
 from fedif_studies.lab.measurements import ACCURACY, Measurement
@@ -197,7 +197,7 @@ def plot_pairs(paired: Paired, path: Path) -> None:
             if seed in pairs.by_seed:
                 places.append(place)
                 values.append(pairs.by_seed[seed])
-        axes.plot(values, places, linestyle="none", label=f"seed {seed}", **look(index))
+        axes.plot(values, places, linestyle="none", label=f"seed {seed}", **line_style(index))
     for place, pairs in enumerate(paired.others):
         axes.vlines(pairs.mean, place - 0.3, place + 0.3, color=BLACK, linewidth=1.6)
     names = [fill(pairs.name, _WIDTH) for pairs in paired.others]

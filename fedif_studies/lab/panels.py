@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedif_flower.run import plots
-from fedif_flower.run.palette import look
+from fedif_flower.run.palette import line_style
 from fedif_flower.settings import Scalar
 from fedif_flower.storage import make_folder
 from fedif_studies.lab.measurements import ACCURACY, Measurement, configs_of
@@ -210,7 +210,7 @@ def _draw_panel(
             capsize=2.5,
             linewidth=1.4,
             markersize=5,
-            **look(index),
+            **line_style(index),
         )
     plots.dress(panel)
 

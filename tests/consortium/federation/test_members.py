@@ -29,7 +29,7 @@ from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.node_keys import replace_key
 from fedif_consortium.federation.records import Answer, FederationFolder, Invitation, make_answer
 from fedif_consortium.federation.removals import read_removals
-from fedif_consortium.federation.server import initialize, look
+from fedif_consortium.federation.server import initialize, state_of
 from fedif_consortium.superlink.guarded_superlink import keys_not_let_in
 from fedif_consortium.superlink.signed_requests import removed_keys
 from fedif_flower.errors import ConfigError, FedIFError, StorageError
@@ -201,12 +201,12 @@ def test_a_backup_brings_no_removed_member_back(folder, tmp_path, registry, caps
     assert removed_keys(folder.removals) == {key_id(key)}
     with serving(folder) as settings:
         folder.configuration.write_text(settings)
-        [warning] = look(folder, registry)["warnings"]
+        [warning] = state_of(folder, registry)["warnings"]
         assert "dan was removed on " in warning
         assert "`fedif federation remove-member dan` ends it" in warning
         remove(folder, "dan", registry)
         assert registry.ended == {"1001"}
-        assert look(folder, registry)["ok"]
+        assert state_of(folder, registry)["ok"]
 
 
 def test_a_list_of_removals_that_is_lost_is_made_again(folder, answer, registry):

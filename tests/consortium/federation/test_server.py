@@ -13,7 +13,7 @@ import pytest
 from fedif_consortium.federation import certificates, server
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_consortium.federation.records import FederationFolder
-from fedif_consortium.federation.server import initialize, look, make_pair, start_superlink
+from fedif_consortium.federation.server import initialize, make_pair, start_superlink, state_of
 from fedif_flower.errors import ConfigError
 from tests.consortium.federation.folders import (
     SETTINGS,
@@ -192,7 +192,7 @@ def test_a_certificate_that_has_ended_is_said_to_have(folder, monkeypatch):
     monkeypatch.setattr(certificates, "SERVER_DAYS", -0.5)
     initialize(folder, SETTINGS)
     end = certificates.read_certificate(folder.certificate).not_valid_after_utc
-    warnings = look(folder, Registry())["warnings"]
+    warnings = state_of(folder, Registry())["warnings"]
     assert f"the server's certificate ended on {end:%Y-%m-%d}" in warnings
 
 
@@ -208,7 +208,7 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "nodes", lambda: nodes)
     with serving(folder) as settings:
         folder.configuration.write_text(settings)
-        seen = look(folder, registry)
+        seen = state_of(folder, registry)
     members = [[m[k] for k in ("name", "state", "online", "last_seen")] for m in seen["members"]]
     assert members == [
         ["ada", "registered", True, "now"],
@@ -228,7 +228,7 @@ def test_a_member_whose_registration_has_ended_is_not_only_offline(folder, tmp_p
     registry.unregister("1000")
     with serving(folder) as settings:
         folder.configuration.write_text(settings)
-        seen = look(folder, registry)
+        seen = state_of(folder, registry)
     assert seen["warnings"][0] == (
         "the SuperLink has ended the registration of ada, node 1000, and takes its key no more: "
         "`fedif federation remove-member ada`, then invite it by another name"
@@ -241,7 +241,7 @@ def test_what_does_not_answer_is_said_of_itself_alone(folder, tmp_path, down, th
     add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry)
     with serving(folder, **{down: "127.0.0.1:1"}) as settings:
         folder.configuration.write_text(settings)
-        seen = look(folder, registry)
+        seen = state_of(folder, registry)
     assert (seen["members"][0]["online"], seen["superlink"] == "") == (there or None, there)
     (warning,) = seen["warnings"]
     assert "ca.crt answers at 127.0.0.1:1: " in warning

@@ -17,8 +17,8 @@ from fedif_consortium.statement.own_parts import (
     SIZE,
     OwnPart,
     OwnParts,
-    alike,
     likeness,
+    members_alike,
     sketch,
 )
 from fedif_consortium.statement.records import read_run
@@ -54,9 +54,9 @@ def of_rounds(rows):
 def test_alike_are_those_above_the_bound_with_five_rounds():
     ada, bob, cyd = (1.0, 0.0, 0.1), (1.0, 0.1, 0.0), (0.0, 1.0, 0.0)
     parts = {1: of_rounds([ada] * 5), 2: of_rounds([bob] * 6), 3: of_rounds([cyd] * 9)}
-    assert alike(parts) == {1, 2}
-    assert alike({**parts, 1: of_rounds([ada] * 4)}) == frozenset()
-    assert alike({**parts, 1: of_rounds([(0.0, 0.0, 0.0)] * 5)}) == frozenset()
+    assert members_alike(parts) == {1, 2}
+    assert members_alike({**parts, 1: of_rounds([ada] * 4)}) == frozenset()
+    assert members_alike({**parts, 1: of_rounds([(0.0, 0.0, 0.0)] * 5)}) == frozenset()
 
 
 def sent_in(round_updates: torch.Tensor) -> SimpleNamespace:
@@ -81,7 +81,7 @@ def test_updates_of_nothing_make_nobody_alike(tmp_path):
         for client_id, (rounds, squares, sums) in parts.sums.items()
     }
     assert {part.rounds for part in own_parts.values()} == {20}
-    assert alike(own_parts) == frozenset()
+    assert members_alike(own_parts) == frozenset()
 
 
 def test_likeness_is_a_cosine_without_what_differs_from_round_to_round():
@@ -161,7 +161,7 @@ def test_who_knows_the_runs_seed_cannot_hide_the_same_data(tmp_path):
         client_id: OwnPart(rounds, squares, sums.tolist())
         for client_id, (rounds, squares, sums) in parts.sums.items()
     }
-    assert alike(own_parts) == {0, 1}
+    assert members_alike(own_parts) == {0, 1}
 
 
 def test_a_run_that_goes_on_has_the_same_sums(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from fedif_consortium.watch import page
-from fedif_consortium.watch.page import keep_page, lasting, render
+from fedif_consortium.watch.page import duration_words, keep_page, render
 from fedif_consortium.watch.state import Watched
 from tests.consortium.watch.made import NOW, asked, client, make_folder
 from tests.consortium.watch.test_state import watched
@@ -83,7 +83,7 @@ def test_a_page_tells_how_the_run_is(run):
 )
 def test_times_are_told_in_their_largest_unit(seconds, words):
     """A round of the first app takes a third of a second, not none."""
-    assert lasting(seconds) == words
+    assert duration_words(seconds) == words
 
 
 def test_a_page_tells_which_labels_the_model_contradicts(tmp_path):

@@ -433,6 +433,6 @@ def test_a_comparison_names_the_bounds_of_a_rule_that_has_its_own(tmp_path):
 
 
 def test_no_two_of_many_lines_look_alike():
-    looks = [tuple(palette.look(index).values()) for index in range(49)]
+    looks = [tuple(palette.line_style(index).values()) for index in range(49)]
     assert len(set(looks)) == 49
     assert len({colour for colour, _ in looks[:7]}) == len({shape for _, shape in looks[:7]}) == 7
