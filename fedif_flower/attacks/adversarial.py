@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedif_flower.attacks.assignment import choose
-from fedif_flower.attacks.behaviour import Behaviour, Normalize, lacks_images
+from fedif_flower.attacks.behaviour import Behaviour, Normalize, Ratio, lacks_images
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.modules import (
     image_format,
@@ -40,9 +40,9 @@ class AdversarialSamples(Behaviour):
     ratio : float
         Share of the samples that is replaced, in [0, 1] (the paper's ``n_ratio``).
     epsilon : float
-        :math:`\epsilon` >= 0, in units of the pixel range.
+        :math:`\epsilon` in [0, 1], in units of the pixel range.
     step_size : float
-        :math:`\alpha` > 0, likewise.
+        :math:`\alpha` in (0, 1], likewise.
     steps : int
         Gradient steps, >= 1.
 
@@ -51,7 +51,7 @@ class AdversarialSamples(Behaviour):
     Madry et al., 2018, section 2.1.
     """
 
-    ratio: float
+    ratio: Ratio
     epsilon: Annotated[float, Setting("radius, in units of the pixel range", ge=0, le=1)] = 0.03
     step_size: Annotated[float, Setting("step, in units of the pixel range", gt=0, le=1)] = 0.01
     steps: Annotated[int, Setting("gradient steps per sample", ge=1)] = 20

@@ -68,7 +68,8 @@ class Alie(ShiftedMean):
     Raises
     ------
     ConfigError
-        If all clients are malicious and z is ``None``: there are no honest clients to hide among.
+        If z is not > 0; or if all clients are malicious and z is ``None``: there are no honest
+        clients to hide among.
 
     References
     ----------
@@ -84,7 +85,8 @@ class Alie(ShiftedMean):
     ] = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if z is not given and does not follow from ``malicious_fraction``."""
+        """Raise ConfigError if z is not > 0, or does not follow from ``malicious_fraction``."""
+        super().__post_init__()
         if self.z is None:
             fraction = self.malicious_fraction
             allowed = "< 1 with alie.z = 'auto', which follows from the number of honest clients"

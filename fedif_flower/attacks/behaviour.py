@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
+from fedif_flower.constructors import CheckedFields
+from fedif_flower.settings import Setting
 from fedif_flower.tasks.rows import holds_classes
 from fedif_flower.tasks.task import Task
 
 Normalize = Callable[[Tensor], Tensor]
+Ratio = Annotated[float, Setting("share of the client's examples that it poisons", ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,15 @@ class ClientRound:
     memory: MutableMapping[str, Tensor] = field(default_factory=dict)
 
 
-class Behaviour:
+class Behaviour(CheckedFields):
     """An honest client; attacks override the hook they need.
 
     Every hook returns its input or a new tensor and never writes to its arguments, except for
     :attr:`ClientRound.memory`. Random numbers are drawn from the given generator (on the CPU), so
     that they do not depend on the process.
+
+    An attack that is a dataclass raises ConfigError if a field that it declares as a setting is out
+    of its range.
     """
 
     remembers = False  # Whether the attack puts something into a client's memory.

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from fedif_flower.attacks.behaviour import Backdoor
+from fedif_flower.attacks.behaviour import Backdoor, Ratio
 from fedif_flower.attacks.pixel_trigger import Target
 from fedif_flower.attacks.semantic_backdoor import of_source
 from fedif_flower.settings import Setting
@@ -40,7 +40,7 @@ class EdgeCase(Backdoor):
     2020, the black-box attack.
     """
 
-    ratio: float
+    ratio: Ratio
     target: Target = 0
     tail: Annotated[
         float, Setting("q: share of the source class that counts as rare", gt=0, le=1)

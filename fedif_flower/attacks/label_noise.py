@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
-from fedif_flower.attacks.behaviour import Behaviour
+from fedif_flower.attacks.behaviour import Behaviour, Ratio
 from fedif_flower.tasks.rows import holds_classes
 from fedif_flower.tasks.task import Task
 
@@ -58,7 +58,7 @@ class LabelNoise(Behaviour):
         Share of the labels that is replaced, in [0, 1] (the paper's ``n_ratio``).
     """
 
-    ratio: float
+    ratio: Ratio
 
     def misfit(self, task: Task) -> str:
         """Return that it needs classes, if the task has none."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
-from fedif_flower.attacks.behaviour import Backdoor
+from fedif_flower.attacks.behaviour import Backdoor, Ratio
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.settings import Setting
 from fedif_flower.tasks.structures import describe
@@ -69,7 +69,7 @@ class PixelTrigger(Backdoor):
     Gu et al., 2019 (BadNets); Bagdasaryan et al., 2020, for federations.
     """
 
-    ratio: float
+    ratio: Ratio
     target: Target = 0
 
     def stamp(self, pixels: Tensor, generator: torch.Generator | None = None) -> Tensor:

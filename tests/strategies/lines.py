@@ -162,6 +162,8 @@ def needed(kind: type, model: nn.Module, data: tuple[Tensor, Tensor]) -> dict[st
         "root": RootTraining(model, *data),
         "rule": Krum(),
         "root_data": data,
+        "ratio": 0.5,
+        "malicious_fraction": 0.3,
     }
     return {name: known[name] for name in inspect.signature(kind).parameters if name in known}
 

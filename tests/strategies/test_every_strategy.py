@@ -26,6 +26,7 @@ from fedif_flower import (
     stages,
     valuation,
 )
+from fedif_flower.attacks import ATTACKS
 from fedif_flower.constructors import arguments
 from fedif_flower.errors import ConfigError, FedIFError
 from fedif_flower.run.loaded_task import load_task
@@ -199,6 +200,7 @@ def test_fedprox_leaves_a_caller_s_config_to_the_next_strategy():
 
 ROOMS = (aggregators, stages, of, local_methods, valuation)
 LIMITED = {kind for room in ROOMS for kind in vars(room).values() if isinstance(kind, type)}
+LIMITED |= set(ATTACKS.values())
 
 
 @pytest.mark.parametrize("kind", sorted(LIMITED, key=lambda kind: kind.__name__))
