@@ -304,7 +304,8 @@ class RunFolder:
             If ``rounds.csv`` is not a table of a run.
         """
         rows = self.rounds.read()
-        if rows and "round" not in rows[0]:
+        header = self.rounds.header()
+        if header and "round" not in header:
             raise ConfigError(
                 f"{self.rounds.path} is no table of rounds: it has no column 'round'; allowed: a "
                 "folder without it"

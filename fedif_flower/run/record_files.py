@@ -105,6 +105,13 @@ class Table:
         columns = self._columns
         return csv_text([line.get(name) for name in columns] for line in lines)
 
+    def header(self) -> list[str]:
+        """Return the names of the columns in the file; none if it is not there, or empty."""
+        if not self.path.is_file():
+            return []
+        with self.path.open(newline="", encoding="utf-8-sig") as file:
+            return next(csv.reader(file), [])
+
     def read(self, rest: str | None = None, *, ended: bool = True) -> list[dict[str, str]]:
         """Return the lines, each as texts by column; none if there is no file.
 

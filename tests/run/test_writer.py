@@ -585,11 +585,15 @@ def test_a_strategy_whose_members_failed_goes_on_after_the_round_that_was_too_mu
     assert folder.is_complete()
 
 
-def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path):
-    (tmp_path / "rounds.csv").write_text("epoch,loss\n1,0.3\n")
+@pytest.mark.parametrize("table", ["epoch,loss\n1,0.3\n", "epoch,loss\n"], ids=["lines", "header"])
+def test_a_table_of_another_program_is_neither_read_nor_replaced(tmp_path, table):
+    """Nor is any other file beside it that is called like one of a run's."""
+    for name in ("rounds.csv", "model.pt"):
+        (tmp_path / name).write_text(table)
     with pytest.raises(ConfigError, match=r"rounds\.csv is no table of rounds: it has no column"):
         written(tmp_path)
-    assert (tmp_path / "rounds.csv").read_text() == "epoch,loss\n1,0.3\n"
+    for name in ("rounds.csv", "model.pt"):
+        assert (tmp_path / name).read_text() == table
 
 
 def test_files_that_are_called_like_a_run_s_are_put_aside(tmp_path, caplog):
