@@ -276,7 +276,10 @@ def _load(subject: str, path: str) -> Any:
     try:
         return EntryPoint("", path, "").load()
     except Exception as error:
-        raise ConfigError(
-            f"{subject}: cannot import {path!r}: {type(error).__name__}: {error}; is its package "
-            "installed here?"
-        ) from error
+        words = f"{subject}: cannot import {path!r}: {type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == package_of(path):
+            words += (
+                "; is its package installed here? A file is found in the folders that PYTHONPATH "
+                "names"
+            )
+        raise ConfigError(words) from error

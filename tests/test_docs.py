@@ -77,6 +77,15 @@ def test_code_runs(path, tmp_path, monkeypatch):
             exec(compile(code, str(path), "exec"), names)
 
 
+def test_a_part_of_one_s_own_can_be_copied_alone():
+    """A reader puts one class into a file of its own, which a run names by import string."""
+    page = (DOCS / "tutorial" / "own-parts.md").read_text()
+    alone = [code for code in blocks_of(page, "python") if "runtime.local_" not in code]
+    assert len(alone) == 9
+    for code in alone:
+        exec(compile(code, "own-parts.md", "exec"), {"__name__": "documentation"})
+
+
 @pytest.mark.parametrize("path", WRITTEN, ids=_name)
 def test_settings_in_commands_are_allowed(path, tmp_path):
     defaults = RunConfig.defaults()

@@ -147,10 +147,10 @@ def test_a_name_of_several_things_is_refused_and_listed_with_all_of_them(
         (
             "attack",
             "no_such:Attack",
-            "attack = .*import .*No module named 'no_such'; is its",
+            "attack = .*No module named 'no_such'; is its package installed .*PYTHONPATH names$",
         ),
-        ("attack", "{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: division by"),
-        ("attack", "{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'"),
+        ("attack", "{0}_broken:X", r"cannot import '{0}_broken:X': ZeroDivisionError: [a-z ]*$"),
+        ("attack", "{0}:Missing", r"cannot import '{0}:Missing': AttributeError: .*'Missing'$"),
         ("attack", "{0}:number", r"attack = '{0}:number' is of type int; allowed: a fedif_flower"),
         (
             "attack",
