@@ -50,7 +50,8 @@ class Plain(ScreenedStrategy):
     def __init__(self, trim: float = 0.1, **base): super().__init__(**base)
 
 def task(named: str = "t"):
-    return Task(name=named, model=None, client_data=None, validation_data=None, test_data=None)
+    splits = dict.fromkeys(("client_data", "validation_data", "test_data"), data)
+    return Task(name=named, model=torch.nn.Identity, **splits)
 
 def data(site):
     inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from numbers import Real
 from typing import Annotated
 
 from flwr.serverapp import Grid
@@ -85,6 +86,18 @@ class Pace(CheckedFields):
         whole = self.quorum < 1 or self.quorum == int(self.quorum)
         require(whole, "quorum", self.quorum, "0, a share below 1, or a whole number")
         require(bool(self.quorum or not self.grace), "grace", self.grace, "0 without a quorum")
+        self._try_staleness()
+
+    def _try_staleness(self) -> None:
+        """Raise ConfigError if ``staleness`` is no function, or gives no factor in [0, 1]."""
+        allowed = "a function that returns a factor in [0, 1] for a number of rounds"
+        require(callable(self.staleness), "staleness", self.staleness, allowed)
+        if not self.late_rounds:
+            return
+        for rounds in (1, self.late_rounds):
+            factor = self.staleness(rounds)
+            is_factor = isinstance(factor, Real) and 0 <= factor <= 1
+            require(is_factor, f"staleness({rounds})", factor, "a number >= 0 and <= 1")
 
     def require_in(self, grid: Grid) -> None:
         """Raise ConfigError for a quorum in a grid that cannot close a round early.

@@ -112,7 +112,10 @@ class RunWriter(Callback):
         self.remarks: Sequence[str] = ()  # What the report says about the data.
         self.names: dict[int, str] = {}
         require(is_count(every, 1), "every", every, "an integer >= 1")
-        for name, judge in (("validation", validation), ("test", test)):
+        for name, function in (("is_malicious", is_malicious), ("on_row", on_row)):
+            is_fine = function is None or callable(function)
+            require(is_fine, name, shown_setting(function), "a function")
+        for name, judge in (("validation", validation), ("test", test), ("triggered", triggered)):
             is_fine = judge is None or isinstance(judge, Validation)
             require(is_fine, name, shown_setting(judge), "a Validation")
         for metric in metrics:

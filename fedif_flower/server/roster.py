@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
+from fedif_flower.errors import require
 from fedif_flower.messages.client_node import UNKNOWN_PARTITION, ClientNode, all_different, called
 from fedif_flower.server.failures import MemberFailures
 from fedif_flower.server.nodes import (
@@ -200,7 +201,8 @@ class NodeDirectory:
         self._questions.update(node_ids)
         identified: dict[int, ClientNode] = {}
         if node_ids:
-            identified = {node.node_id: node for node in self._identify(grid, node_ids)}
+            nodes = _require_nodes(self._identify(grid, node_ids))
+            identified = {node.node_id: node for node in nodes}
         for node_id in node_ids:
             self._known[node_id] = identified.get(node_id) or ClientNode(UNKNOWN_PARTITION, node_id)
 
@@ -259,6 +261,15 @@ class NodeDirectory:
             return False
         is_silent = node.partition_id == UNKNOWN_PARTITION
         return is_silent and self._questions[node_id] < MOST_QUESTIONS
+
+
+def _require_nodes(answer: object) -> list[ClientNode]:
+    """Return what the user's ``identify`` answers; raise ConfigError if it is no list of nodes."""
+    nodes: list[Any] = list(answer) if isinstance(answer, Iterable) else [answer]
+    for node in nodes:
+        is_node = isinstance(node, ClientNode)
+        require(is_node, "identify(grid, node_ids)", answer, "a list of ClientNode")
+    return nodes
 
 
 def _saved(node: ClientNode) -> list[Any]:

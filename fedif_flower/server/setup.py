@@ -77,7 +77,7 @@ class Setup(CheckedFields):
     max_paused_turns : int
         A member that errs again and again is left out for at most this many of its turns, >= 0.
     max_num_examples : float
-        A reply that claims more examples than this is refused.
+        A reply that claims more examples than this, >= 1, is refused.
     max_examples_ratio : float
         A client that claims more examples than this many times the round's median, >= 1, counts
         for that many. 0: no such bound.
@@ -147,6 +147,9 @@ class Setup(CheckedFields):
         for name, kind in (("pace", Pace), ("local_method", LocalMethod)):
             value = getattr(self, name)
             require(isinstance(value, kind), name, shown_setting(value), f"a {kind.__name__}")
+        most = self.max_num_examples
+        are_examples = isinstance(most, Real) and most >= 1
+        require(are_examples, "max_num_examples", most, "a number >= 1")
         self._require_names()
         require(callable(self.intake), "intake", shown_setting(self.intake), "a function")
         for name in ("look", "identify"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,7 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
-from fedif_flower.errors import ConfigError, DataError, FedIFError, ValuationError
+from fedif_flower.errors import (
+    ConfigError,
+    DataError,
+    FedIFError,
+    ValuationError,
+    is_count,
+    require,
+)
 from fedif_flower.seeding import derive_seed
 from fedif_flower.tasks.batches import tensor_pair
 from fedif_flower.tasks.modules import seeded_randomness
@@ -62,7 +70,10 @@ class Metric:
     higher_is_better: bool = True
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for a name that no column can have."""
+        """Raise ConfigError for a name that no column can have, or what is no function."""
+        require(isinstance(self.name, str), "a metric's name", self.name, "a text")
+        is_function = callable(self.function)
+        require(is_function, f"the function of metric {self.name!r}", self.function, "a function")
         if not self.key.replace("_", "").isalnum() or self.key in RESERVED_METRICS:
             raise ConfigError(
                 f"metric {self.name!r}; allowed: letters, digits and spaces, and none of "
@@ -146,9 +157,10 @@ class Task:
         returns its mean training loss; ``training`` holds the run config's local epochs, batch
         size, learning rate and momentum.
     num_classes : int, optional
-        Number of classes of the targets. Label noise needs it.
+        Number of classes of the targets, >= 2. Label noise needs it.
     input_range : tuple of two floats, optional
-        Least and greatest value of float inputs. Adversarial samples need it.
+        Least and greatest value of float inputs, the first one smaller. Adversarial samples need
+        it.
     transform : callable, optional
         Turns the inputs of all these data into the model's inputs, by a normalisation for example.
         Attacks change inputs before it. With a transform all data are pairs of tensors.
@@ -165,8 +177,9 @@ class Task:
     Raises
     ------
     ConfigError
-        If ``loss`` and ``batch_loss`` are both given, two metrics have the same name, or ``model``
-        is a module instead of a function that makes one.
+        If ``loss`` and ``batch_loss`` are both given, two metrics have the same name, ``model`` is
+        a module instead of a function that makes one, or another argument is out of its range or
+        of a wrong type.
     """
 
     name: str
@@ -187,7 +200,7 @@ class Task:
     remarks: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if parameters contradict each other, or ``model`` is a module."""
+        """Raise ConfigError if parameters contradict each other, or one cannot be used."""
         if self.loss is not None and self.batch_loss is not None:
             raise ConfigError(
                 f"task {self.name!r}: loss and batch_loss are both given; allowed: one of them"
@@ -197,10 +210,41 @@ class Task:
                 f"task {self.name!r}: model is a {type(self.model).__name__} that is made already; "
                 "allowed: a function that makes one, whose weights then follow from the run's seed"
             )
+        self._require_functions()
+        self._require_numbers()
+        require(isinstance(self.metrics, Sequence), self._key("metrics"), self.metrics, "a list")
+        for metric in self.metrics:
+            require(isinstance(metric, Metric), self._key("metrics"), metric, "a Metric each")
         keys = [metric.key for metric in self.metrics]
         for key in sorted(keys):
             if keys.count(key) > 1:
                 raise ConfigError(f"task {self.name!r}: two metrics are called {key!r}")
+
+    def _key(self, name: str) -> str:
+        """Return what an error calls a parameter."""
+        return f"task {self.name!r}: {name}"
+
+    def _require_functions(self) -> None:
+        """Raise ConfigError for data, or anything else, in the place of a function."""
+        for name in ("model", "client_data", "validation_data", "test_data"):
+            value = getattr(self, name)
+            require(callable(value), self._key(name), value, "a function")
+        for name in ("loss", "batch_loss", "train", "transform"):
+            value = getattr(self, name)
+            require(value is None or callable(value), self._key(name), value, "a function")
+
+    def _require_numbers(self) -> None:
+        """Raise ConfigError if ``num_classes`` or ``input_range`` is out of range."""
+        classes = self.num_classes
+        fits = classes is None or is_count(classes, 2)
+        require(fits, self._key("num_classes"), classes, "an integer >= 2")
+        if self.input_range is None:
+            return
+        allowed = "two numbers, the first one smaller"
+        is_pair = isinstance(self.input_range, Sequence) and len(self.input_range) == 2
+        are_numbers = is_pair and all(isinstance(value, Real) for value in self.input_range)
+        fits = are_numbers and self.input_range[0] < self.input_range[1]
+        require(fits, self._key("input_range"), self.input_range, allowed)
 
     @property
     def pair_loss(self) -> LossFunction:

@@ -7,12 +7,13 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedif_flower.errors import ConfigError, require
+from fedif_flower.errors import ConfigError, is_count, require
 from fedif_flower.seeding import torch_generator
 from fedif_flower.valuation.class_noise import (
     enough_of_each_class,
@@ -83,13 +84,18 @@ def vet(
     Raises
     ------
     ConfigError
-        If ``seconds`` is not > 0, or these examples cannot be examined in the given ``way``.
+        If an argument is out of its range or of a wrong type, or these examples cannot be examined
+        in the given ``way``.
 
     References
     ----------
     Patrini et al., 2017, arXiv 1609.03683; Northcutt et al., 2021, arXiv 1911.00068.
     """
-    require(seconds > 0, "seconds", seconds, "a number > 0")
+    for name, judge in (("validation", validation), ("test", test)):
+        is_fine = isinstance(judge, Validation) or (judge is None and name == "test")
+        require(is_fine, name, judge, "a Validation")
+    require(is_count(seed), "seed", seed, "an integer >= 0")
+    require(isinstance(seconds, Real) and seconds > 0, "seconds", seconds, "a number > 0")
     began = time.perf_counter()
     time_limit = seconds
     if way is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -123,7 +124,8 @@ class ForwardCorrected:
         if isinstance(noise, Tensor):
             require_transitions(noise)
         else:
-            require(noise >= 0, "noise", noise, "a number >= 0, or chances [C, C]")
+            is_share = isinstance(noise, Real) and noise >= 0
+            require(is_share, "noise", noise, "a number >= 0, or a tensor of chances [C, C]")
         self.loss_fn = loss_fn
         self.noise = noise
 

@@ -157,7 +157,7 @@ class Validation(Passes):
             raise ValuationError(f"batch_size is {batch_size}; allowed: an integer >= 1")
         if loss_fn is not None and batch_loss is not None:
             raise ValuationError("loss_fn and batch_loss are both given; allowed: one of them")
-        scores = _all_scores(score, measures or {})
+        scores = _all_scores(score, {} if measures is None else measures)
         objective = objective_of(loss_fn, batch_loss, scores, noise)
         dropped = count_dropped(inputs)
         if dropped:
@@ -420,6 +420,8 @@ def _all_scores(
     score: ScoreFunction | None, measures: Mapping[str, ScoreFunction]
 ) -> dict[str, ScoreFunction]:
     """Return the user's functions by name; raise ConfigError for a name that is taken."""
+    allowed = 'a mapping of names to functions, such as {"auc": auc}'
+    require(isinstance(measures, Mapping), "measures", measures, allowed)
     for name in RESERVED_METRICS:
         allowed = f"names other than {', '.join(RESERVED_METRICS)}"
         require(name not in measures, "measures", name, allowed)

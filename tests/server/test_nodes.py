@@ -49,6 +49,17 @@ class Slow(Clients):
         return super().__call__(message, context)
 
 
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [(None, "None"), ({1000: "hospital-a"}, r"\{1000: 'hospital-a'\}"), (["a"], r"\['a'\]")],
+)
+def test_an_identify_that_names_no_nodes_is_told_what_to_return(answer, shown):
+    grid = LocalGrid(Clients(), 2)
+    words = rf"^identify\(grid, node_ids\) = {shown}; allowed: a list of ClientNode$"
+    with pytest.raises(ConfigError, match=words):
+        asked(grid, lambda grid, node_ids: answer)
+
+
 def test_who_does_not_say_is_asked_again_but_no_more_than_three_times():
     clients = Slow({0: 100, 1: 2})
     grid = LocalGrid(clients, 3)

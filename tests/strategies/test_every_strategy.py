@@ -19,6 +19,7 @@ from torch import nn
 import fedif_flower.strategies as of
 from fedif_flower import (
     PathAttribution,
+    RunWriter,
     ShowRounds,
     aggregators,
     local_methods,
@@ -238,10 +239,17 @@ REFUSED: list[tuple[type, dict[str, object], str]] = [
     (of.FedAvg, {"callbacks": [5]}, "callbacks: 5; allowed: a Callback each"),
     (of.Setup, {"seed": -1}, "seed = -1; allowed: an integer >= 0"),
     (of.Setup, {"node_timeout": "a"}, "node_timeout = 'a'; allowed: seconds, a number >= 0"),
+    (of.Setup, {"max_num_examples": 0}, "max_num_examples = 0; allowed: a number >= 1"),
+    (of.Setup, {"max_num_examples": math.nan}, "max_num_examples = nan; allowed: a number >= 1"),
     (of.Setup, {"pace": 5}, "pace = '5'; allowed: a Pace"),
+    (of.Pace, {"staleness": 0.5}, "staleness = 0.5; allowed: a function that returns a factor"),
+    (of.Pace, {"late_rounds": 3, "staleness": lambda s: 3 - s / 3}, "staleness(1) = 2.666"),
+    (of.Pace, {"late_rounds": 3, "staleness": lambda s: 2 - s}, "staleness(3) = -1; allowed: "),
     (of.Setup, {"local_method": 5}, "local_method = '5'; allowed: a LocalMethod"),
     (of.Setup, {"intake": None}, "intake = 'None'; allowed: a function"),
     (of.FedAvg, {"setup": of.Setup(device="gpu")}, "device = 'gpu'; allowed: auto, cpu, cuda, "),
+    (RunWriter, {"directory": "run", "triggered": 5}, "triggered = '5'; allowed: a Validation"),
+    (RunWriter, {"directory": "run", "on_row": 5}, "on_row = '5'; allowed: a function"),
     (ShowRounds, {"every": 1.5}, "every = 1.5; allowed: an integer >= 1"),
 ]
 

@@ -44,6 +44,32 @@ def test_a_model_that_is_made_already_is_refused_at_once():
     assert isinstance(task(model=nn.Identity).build_model(0), nn.Identity)  # A class makes one.
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"client_data": [1, 2]}, r"client_data = \[1, 2\]; allowed: a function"),
+        ({"test_data": None}, "test_data = None; allowed: a function"),
+        ({"loss": "mse"}, "loss = 'mse'; allowed: a function"),
+        ({"num_classes": 1}, "num_classes = 1; allowed: an integer >= 2"),
+        ({"num_classes": 2.5}, "num_classes = 2.5; allowed: an integer >= 2"),
+        ({"input_range": (1, 0)}, r"input_range = \(1, 0\); allowed: two numbers, the first"),
+        ({"input_range": 1.0}, "input_range = 1.0; allowed: two numbers"),
+        ({"metrics": Metric("a", len)}, "metrics = Metric.*; allowed: a list"),
+        ({"metrics": [len]}, "metrics = <built-in .*; allowed: a Metric each"),
+    ],
+)
+def test_what_a_task_cannot_use_is_refused_at_once(changes, words):
+    with pytest.raises(ConfigError, match=f"^task 't': {words}"):
+        task(**changes)
+
+
+def test_a_metric_is_a_name_and_a_function():
+    with pytest.raises(ConfigError, match=r"^a metric's name = 5; allowed: a text"):
+        Metric(5, len)
+    with pytest.raises(ConfigError, match=r"^the function of metric 'mae' = 'l1'; allowed: a func"):
+        Metric("mae", "l1")
+
+
 def test_the_run_s_seed_decides_what_a_task_draws_and_the_process_s_state_stays():
     drawing = task(test_data=lambda site: torch.rand(3))
     torch.manual_seed(5)

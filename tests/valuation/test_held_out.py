@@ -57,6 +57,22 @@ def found(wrong: int) -> HeldOut:
 
 
 @pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda labels: vet(5), "validation = 5; allowed: a Validation"),
+        (lambda labels: vet(held_out(labels), test=5), "test = 5; allowed: a Validation"),
+        (lambda labels: vet(held_out(labels), seed=0.5), "seed = 0.5; allowed: an integer >= 0"),
+        (lambda labels: vet(held_out(labels), seconds="1"), "seconds = '1'; allowed: a number > 0"),
+        (lambda labels: held_out(labels, noise="0.1"), "noise = '0.1'; allowed: a number >= 0, or"),
+        (lambda labels: held_out(labels, measures=[len]), r"measures = \[.*; allowed: a mapping"),
+    ],
+)
+def test_what_is_no_argument_is_named(make, words):
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        make(digits()[1])
+
+
+@pytest.mark.parametrize(
     ("wrong", "least", "most"), [(0, 0, 0.03), (12, 0.03, 0.2), (36, 0.2, 0.45)]
 )
 def test_the_share_of_wrong_labels_lies_in_its_band(wrong, least, most):
