@@ -211,7 +211,10 @@ def ray_grid(
     require(gpus_per_client >= 0, "gpus_per_client", gpus_per_client, ">= 0")
     # Flower logs every round's settings and metrics, but the run's own records have them.
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    backend = _new_backend(cpus_per_client, gpus_per_client)
+    try:
+        backend = _new_backend(cpus_per_client, gpus_per_client)
+    except Exception as error:  # Ray may raise anything, even a bare Exception.
+        raise _not_started(error) from error
 
     def load() -> ClientApp:
         return client_app
@@ -230,12 +233,8 @@ def ray_grid(
                 f"cpus_per_client = {cpus_per_client}, gpus_per_client = {gpus_per_client}: no "
                 "machine has room for one such client; allowed: less"
             ) from error
-        except Exception as error:  # Ray may raise anything, even a bare Exception.
-            words = " ".join(str(error).split())
-            raise FedIFError(
-                f"Ray did not start: {words:.200}; it needs room in TMPDIR, and a machine that is "
-                "not overloaded"
-            ) from error
+        except Exception as error:
+            raise _not_started(error) from error
         pool = backend.pool
         assert pool is not None  # The backend is built.
         _replace_dead_actors(pool)
@@ -251,8 +250,17 @@ def ray_grid(
         backend.terminate()
 
 
+def _not_started(error: Exception) -> FedIFError:
+    """Return the error that says in one line why Ray did not start."""
+    words = " ".join(str(error).split())
+    return FedIFError(
+        f"Ray did not start: {words:.200}; it needs room in TMPDIR, and a machine that is not "
+        "overloaded"
+    )
+
+
 def _new_backend(cpus_per_client: int, gpus_per_client: float) -> RayBackend:
-    """Return Flower's Ray backend, on which ``build`` has yet to be called."""
+    """Return Flower's Ray backend; it starts Ray, and has no actors before its ``build``."""
     # Imported here: the module imports Ray, which is not installed at clients of a deployment.
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend
 

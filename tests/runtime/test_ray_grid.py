@@ -138,14 +138,19 @@ def test_what_a_client_deletes_from_its_state_stays_deleted():
 
 
 @pytest.mark.parametrize("error", [RuntimeError("Timed out waiting\nfor file"), Exception("Timed")])
-def test_a_ray_that_does_not_start_says_what_it_needs(monkeypatch, error):
-    backend = MagicMock()
-    backend.build.side_effect = error
-    monkeypatch.setattr(ray_grid, "_new_backend", lambda *_: backend)
+@pytest.mark.parametrize("failing", ["Ray", "actors"])
+def test_a_ray_that_does_not_start_says_what_it_needs(monkeypatch, failing, error):
+    new_backend = MagicMock()
+    if failing == "Ray":
+        new_backend.side_effect = error
+    else:
+        new_backend.return_value.build.side_effect = error
+    monkeypatch.setattr(ray_grid, "_new_backend", new_backend)
     reason = "Ray did not start: Timed.*it needs room in TMPDIR"
     with pytest.raises(FedIFError, match=reason), ray_grid.ray_grid(client_app, 2):
         pass
-    backend.terminate.assert_called_once()
+    if failing == "actors":
+        new_backend.return_value.terminate.assert_called_once()
 
 
 @pytest.mark.parametrize(
