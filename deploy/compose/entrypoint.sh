@@ -78,7 +78,8 @@ server() { # lets members in, and runs ServerApps when a run is submitted
   for answer in "$FEDIF_FEDERATION"/answers/*.answer.toml; do
     removed "$(basename "$answer" .answer.toml)" || answers+=("$answer")
   done
-  [ "${#answers[@]}" -eq 0 ] || fedif federation add-member "${answers[@]}"
+  # A refused answer (3) keeps out its own member alone.
+  [ "${#answers[@]}" -eq 0 ] || fedif federation add-member "${answers[@]}" || [ $? -eq 3 ]
   cd "$FEDIF_FEDERATION"
   export FEDIF_STATEMENT_KEY="$FEDIF_FEDERATION/statement-key.pem"
   exec flower-superexec --runtime-api-address "127.0.0.1:$SUPERLINK_LOCAL" \

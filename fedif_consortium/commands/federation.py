@@ -83,13 +83,15 @@ def add_member(
     answers: Annotated[list[Path], typer.Argument(help="answers of `fedif node join`")],
     folder: Folder = _HERE,
 ) -> None:
-    """Add members: register their keys at the SuperLink, which has to be running."""
+    """Add members: register their keys at the SuperLink, which has to be running.
+
+    The exit status is 3 if answers were refused; the members of all others are added.
+    """
     from fedif_consortium.federation import members, server
 
     federation = _folder(folder)
     flower = server.flower_of(federation)
-    for answer in answers:
-        members.add(federation, answer, flower)
+    members.add_all(federation, answers, flower)
 
 
 @federation_cli.command("remove-member")
@@ -215,7 +217,7 @@ def _folder(path: Path) -> FederationFolder:
 
 
 def _show(state: dict[str, Any]) -> None:
-    """Print what :func:`~fedif_consortium.federation.server.look` returns."""
+    """Print what :func:`~fedif_consortium.federation.server.state_of` returns."""
     from rich.console import Console
 
     from fedif_flower.tables import ResultTable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,45 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
         )
         _save(folder, member)
     return member
+
+
+class RefusedAnswersError(ConfigError):
+    """Some answers were refused; the members of all others are registered."""
+
+    exit_code = 3  # Of the command ``fedif``; other errors have 1.
+
+
+def add_all(folder: FederationFolder, answers: Sequence[Path], flower: Flower) -> None:
+    """Register members by their answers; one that is refused keeps no other member out.
+
+    Parameters
+    ----------
+    folder : FederationFolder
+        The federation's folder.
+    answers : sequence of Path
+        The answers, which ``fedif node join`` made.
+    flower : Flower
+        The command that registers keys.
+
+    Raises
+    ------
+    RefusedAnswersError
+        If :func:`add` refused answers, when all answers were read. It says why each was refused.
+    FlowerCommandError
+        If the SuperLink does not register a key; the answers that follow are not read.
+    """
+    reasons = []
+    for answer in answers:
+        try:
+            add(folder, answer, flower)
+        except ConfigError as error:
+            reasons.append(str(error))
+    if not reasons:
+        return
+    refused = "; ".join(reasons)
+    if len(answers) > 1:
+        refused = f"{len(reasons)} of {len(answers)} answers are refused: {refused}"
+    raise RefusedAnswersError(refused)
 
 
 def remove(folder: FederationFolder, name: str, flower: Flower) -> None:

@@ -17,7 +17,9 @@ from fedif_consortium.federation import members
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.members import (
+    RefusedAnswersError,
     add,
+    add_all,
     apply_removals,
     erase,
     invite,
@@ -91,6 +93,35 @@ def test_an_answer_lets_its_member_in_once(folder, answer, registry):
     before = content(folder.path)
     add(folder, answer, registry)
     assert content(folder.path) == before
+
+
+def test_an_answer_that_is_refused_keeps_no_other_member_out(folder, answer, registry, tmp_path):
+    """As after a rekey, where the old answer still lies among the others."""
+    invite(folder, "hospital-b")
+    other = answer_of(folder, "hospital-b", tmp_path / "b")
+    changed = tmp_path / "changed.toml"
+    changed.write_text(answer.read_text().replace("hospital-a", "hospital-b"))
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(RefusedAnswersError) as refused:
+        add_all(folder, [changed, missing, answer, other], registry)
+    assert refused.value.exit_code == 3
+    reason = str(refused.value)
+    assert reason.startswith("2 of 4 answers are refused: hospital-b did not sign its answer")
+    assert str(missing) in reason
+    states = [member.state for member in folder.members().values()]
+    assert states == ["registered"] * 2
+    add_all(folder, [answer, other], registry)
+    with pytest.raises(RefusedAnswersError, match=r"^hospital-b did not sign its answer"):
+        add_all(folder, [changed], registry)
+
+
+def test_a_superlink_that_is_away_refuses_no_answer(folder, answer, registry, monkeypatch):
+    def away(*_):
+        raise FlowerCommandError("no connection")
+
+    monkeypatch.setattr(registry, "register", away)
+    with pytest.raises(FlowerCommandError, match="no connection"):
+        add_all(folder, [answer], registry)
 
 
 @pytest.mark.parametrize(
