@@ -104,10 +104,21 @@ def path_attribution(
     Attribution for Deep Networks", 2017 (the same integral over a network's inputs).
     """
     quadrature = find_refinements(rule)[-1]
+    d = global_params.shape
+    m = coefficients.shape
+    if len(d) != 1 or len(m) != 1 or client_updates.shape != m + d:
+        raise ValuationError(
+            "expected global_params [d], client_updates [m, d] and coefficients [m], got "
+            f"{list(d)}, {list(client_updates.shape)} and {list(m)}"
+        )
     step = combine(torch.zeros_like(global_params), client_updates, coefficients)  # [d]
     at_nodes = []
     for node in quadrature.nodes:
         gradient_there = gradient(global_params + node * step)
+        if gradient_there.shape != d:
+            raise ValuationError(
+                f"gradient returns {list(gradient_there.shape)}; expected {list(d)}"
+            )
         at_nodes.append(slopes(client_updates, gradient_there))
     return contributions(torch.stack(at_nodes), coefficients, quadrature)
 

@@ -122,6 +122,11 @@ def share_intervals(credited: Array, contributed: Array, mix: Array, radius: flo
     ----------
     Dinkelbach, "On Nonlinear Fractional Programming", 1967.
     """
+    if contributed.shape != credited.shape:
+        raise ValuationError(
+            f"contributions by class are {contributed.shape}, credits {credited.shape}; allowed: "
+            "[n, C] each"
+        )
     shares, weighs = _mix_of(credited, mix, contributed)
     _require_radius(radius)
     credited = credited[:, weighs]
@@ -177,6 +182,10 @@ def least_swap(ahead: Array, behind: Array, mix: Array) -> Swap:
         If a class that one of them contributed to has no example, if the shapes do not fit, if the
         mix does not sum to 1, or if the first member contributed less.
     """
+    if ahead.shape != behind.shape:
+        raise ValuationError(
+            f"`ahead` is {ahead.shape}, `behind` {behind.shape}; allowed: [C] each"
+        )
     shares, weighs = _mix_of(np.stack([ahead, behind]), mix)
     gap = (ahead - behind)[weighs]  # [C]
     if math.fsum(gap) < 0:

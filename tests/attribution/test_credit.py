@@ -391,6 +391,21 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shapes", "gradient", "words"),
+    [
+        (([4], [3, 5], [3]), [4], r"got \[4\], \[3, 5\] and \[3\]"),
+        (([4], [3, 4], [2]), [4], r"got \[4\], \[3, 4\] and \[2\]"),
+        (([4], [4], [3]), [4], r"got \[4\], \[4\] and \[3\]"),
+        (([4], [3, 4], [3]), [1], r"gradient returns \[1\]; expected \[4\]"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told(shapes, gradient, words):
+    arguments = [torch.zeros(shape) for shape in shapes]
+    with pytest.raises(ValuationError, match=words):
+        path_attribution(lambda w: torch.zeros(gradient), *arguments)
+
+
+@pytest.mark.parametrize(
     ("rule", "expected"),
     # The trapezoid sees (0 + 3) / 2 instead of 1: half as much again.
     [("trapezoid", [-0.375, -1.125]), ("simpson", [-0.25, -0.75]), ("gauss2", [-0.25, -0.75])],

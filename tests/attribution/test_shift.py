@@ -171,6 +171,10 @@ def test_what_cannot_be_valued_is_refused():
         share_intervals(columns, columns, np.array([0.5, 0.0, 0.5]), 0.1)
     with pytest.raises(ValuationError, match=r"class are \(1, 3\), the mix of classes \(2,\)"):
         share_intervals(columns, columns, HALVES, 0.1)
+    with pytest.raises(ValuationError, match=r"class are \(2, 3\), credits \(1, 3\); allowed"):
+        share_intervals(columns, np.ones((2, 3)), THIRDS, 0.1)
+    with pytest.raises(ValuationError, match=r"`ahead` is \(3,\), `behind` \(2,\); allowed: \[C\]"):
+        least_swap(np.ones(3), np.ones(2), THIRDS)
     with pytest.raises(ValuationError, match=r"sums to 0\.9; allowed: 1"):
         share_intervals(columns, columns, np.full(3, 0.3), 0.1)
     with pytest.raises(ConfigError, match=r"radius = -0.1; allowed: a number >= 0"):
