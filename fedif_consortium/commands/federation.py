@@ -106,15 +106,15 @@ def remove_member(
     folder: Folder = _HERE,
 ) -> None:
     """End a member's registration: its key opens nothing any more, and a run goes on without it."""
-    from fedif_consortium.federation import members, server
+    from fedif_consortium.federation import erasure, members, server
 
     federation = _folder(folder)
     members.remove(federation, name, server.flower_of(federation))
     # Removed first: that writes the member's key to the list of removed members, by which the key
     # is refused even if a backup is put back. Erasing may delete the key from the folder.
     if erase:
-        members.erase(federation, name)
-    members.tell_what_stays(federation, name)
+        erasure.erase(federation, name)
+    erasure.tell_what_stays(federation, name)
 
 
 @federation_cli.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -31,12 +30,9 @@ from fedif_consortium.federation.removals import (
     removals_of,
 )
 from fedif_consortium.federation.server import statement_fingerprint, words_of_ended
-from fedif_consortium.statement.undelivered import take_off_queue
 from fedif_flower.errors import ConfigError, StorageError
-from fedif_flower.run.folder import RunFolder
 from fedif_flower.storage import exclusive_lock, writing
 
-_ABOUT_MEMBER = "A member, as the operator knows it; written by `fedif federation`."
 _ABOUT_INVITATION = """\
 An invitation to a federation: `fedif node join FILE` on the member's host.
 It holds no secret. Compare the fingerprints that it shows with the operator's, aloud."""
@@ -80,7 +76,7 @@ def invite(folder: FederationFolder, name: str) -> Path:
             keeper_key=settings.keeper_key,
             certificate=folder.certificate_text(),
         )
-        _save(folder, member)
+        folder.save(member)
         text = files.to_toml(_ABOUT_INVITATION, invitation.to_mapping())
         files.write(path, f"send it to {name}, number {member.number}", text)
     return path
@@ -127,7 +123,7 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
             member = member.replace(key=answer.key)
         # Save the key first. If this is interrupted after the registration, the node can be found
         # by its key.
-        _save(folder, member)
+        folder.save(member)
         _mend_key_files(folder, member)
         try:
             node_id = flower.register(folder.public_key(member.name), member.name)
@@ -141,7 +137,7 @@ def add(folder: FederationFolder, file: Path, flower: Flower) -> MemberRecord:
         typer.echo(
             f"registered {member.name}, number {member.number}, key {fingerprint}: node {node_id}"
         )
-        _save(folder, member)
+        folder.save(member)
     return member
 
 
@@ -218,7 +214,7 @@ def remove(folder: FederationFolder, name: str, flower: Flower) -> None:
             typer.echo(f"kept {name}: removed on {member.removed}")
         if not member.removed:
             member = member.replace(removed=_now())
-            _save(folder, member)
+            folder.save(member)
         with writing(folder.invitation(name)):
             folder.invitation(name).unlink(missing_ok=True)
         note_removal(folder.removals, removal_of(name, member.key, member.removed))
@@ -278,7 +274,7 @@ def _apply_removals(
     for removal in removals:
         if removal.is_of_member:
             typer.echo(f"{member.name} was removed on {removal.removed}, and came back")
-            _save(folder, member.replace(removed=removal.removed))
+            folder.save(member.replace(removed=removal.removed))
             return
     current_key = removal_of(member.name, member.key, "").key
     for removal in removals:
@@ -347,8 +343,8 @@ def rekey(folder: FederationFolder, name: str, file: Path) -> MemberRecord:
             # Save the record before the files: after an interruption, the next call sees from it
             # what is still to be done.
             earlier_keys = [*member.earlier_keys, member.key]
-            member = _with_values(member, key=answer.key, earlier_keys=earlier_keys)
-            _save(folder, member)
+            member = member.with_values(key=answer.key, earlier_keys=earlier_keys)
+            folder.save(member)
         elif not is_replaced and _is_rekeyed(folder, member):
             raise ConfigError(f"{file} has the key that {name} has already")
         _write_key_files(folder, member)
@@ -375,94 +371,6 @@ def _is_rekeyed(folder: FederationFolder, member: MemberRecord) -> bool:
     noted_keys = {removal.key for removal in read_removals(folder.removals)}
     earlier_keys = {removal_of(member.name, key, "").key for key in member.earlier_keys}
     return earlier_keys <= noted_keys
-
-
-def erase(folder: FederationFolder, name: str) -> None:
-    """Erase what need not be kept of a removed member.
-
-    Its name and number stay, so that no other member gets them. If the records of a run in
-    ``runs/`` of this folder name its node, its keys stay too, since its signatures there could not
-    be checked without them; only its page is erased that it has not got yet. Runs elsewhere are not
-    looked for.
-
-    Raises
-    ------
-    ConfigError
-        If the member was not removed.
-    """
-    with exclusive_lock(folder.lock):
-        member = folder.members()[name]
-        if not member.removed:
-            raise ConfigError(f"{name} is a member: remove it first")
-        runs = _runs_of(folder, member)
-        for run in runs:
-            _forget_page(run, member)
-        if runs:
-            return
-        typer.echo(f"looked for its records in {_runs_folder(folder)} alone: there are none")
-        for path in folder.public_keys(name):
-            path.unlink()
-            typer.echo(f"erased {path}")
-        _save(folder, _with_values(member, key="", earlier_keys=[], node_id=""))
-
-
-def tell_what_stays(folder: FederationFolder, name: str) -> None:
-    """Print what is kept of a removed member, and why."""
-    member = folder.members()[name]
-    typer.echo(f"stays: {folder.member_file(name)}, so that nobody else gets name and number")
-    for path in folder.public_keys(name):
-        typer.echo(f"stays: {path}, by which what it signed is checked")
-    for run in _runs_of(folder, member):
-        if run.statement.is_dir():
-            typer.echo(
-                f"stays: records, kept updates and statement in {run.path}: they were signed"
-            )
-        else:
-            typer.echo(
-                f"stays: records and kept updates in {run.path}: others' contributions are "
-                "computed with them"
-            )
-
-
-def _runs_of(folder: FederationFolder, member: MemberRecord) -> list[RunFolder]:
-    """Return the runs, and earlier attempts, in this folder whose records name a member's nodes."""
-    if not member.node_id:
-        return []
-    runs = []
-    for path in sorted(_runs_folder(folder).glob("*")):
-        run = RunFolder(path)
-        for attempt in (run, *run.attempts_put_aside()):
-            # A member that was online but never asked is in the last two tables only.
-            in_records: set[str] = set()
-            for table in (attempt.clients, attempt.attendance, attempt.names):
-                in_records.update(row["client_id"] for row in table.read())
-            if in_records & _client_ids(attempt, member):
-                runs.append(attempt)
-    return runs
-
-
-def _client_ids(run: RunFolder, member: MemberRecord) -> set[str]:
-    """Return the ids that a member may have in a run's records: its node's, and those of its name.
-
-    Before the SuperLink's database was lost, it was another node.
-    """
-    client_ids = {member.node_id}
-    for row in run.names.read():
-        if row.get("name") == member.name:
-            client_ids.add(row["client_id"])
-    return client_ids
-
-
-def _runs_folder(folder: FederationFolder) -> Path:
-    """Return the folder of runs, if their run configs have no other ``output-dir``."""
-    return folder.path / "runs"
-
-
-def _forget_page(run: RunFolder, member: MemberRecord) -> None:
-    """Erase a member's page from those that were not delivered yet."""
-    own_ids = {int(client_id) for client_id in _client_ids(run, member)}
-    if take_off_queue(run, own_ids):
-        typer.echo(f"erased its page from {run.undelivered.path}")
 
 
 def _member_answering(folder: FederationFolder, answer: Answer) -> MemberRecord:
@@ -575,11 +483,6 @@ def _invited_member(folder: FederationFolder, answer: Answer) -> MemberRecord:
     return member
 
 
-def _with_values(member: MemberRecord, **values: Any) -> MemberRecord:
-    """Return a member with other values, which are checked; they may be lists."""
-    return MemberRecord(**{**member.model_dump(), **values})
-
-
 def _live_nodes(flower: Flower) -> set[str]:
     """Return the ids of all nodes whose registration has not ended."""
     nodes = flower.nodes()
@@ -590,15 +493,6 @@ def _node_of_key(folder: FederationFolder, member: MemberRecord) -> str:
     """Return the id of the node that is registered with a member's key; empty if there is none."""
     key = read_public_key(member.key.encode(), f"{member.name}: key")
     return node_with_key(folder.database, key)
-
-
-def _save(folder: FederationFolder, member: MemberRecord) -> None:
-    """Write a member's record, and the file of its key unless that exists."""
-    text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
-    files.write(folder.member_file(member.name), f"{member.name}, {member.state}", text)
-    if member.key:
-        path = folder.public_key(member.name)
-        files.write_new(path, "for `fedif verify --members`", f"{member.key}\n")
 
 
 def _now() -> str:

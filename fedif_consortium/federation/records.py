@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import MinLen
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -30,6 +30,8 @@ from fedif_consortium.federation.certificates import certificate_fingerprint, re
 from fedif_flower.errors import ConfigError, require
 from fedif_flower.foreign import refused_as
 from fedif_flower.settings import Settings, setting
+
+_ABOUT_MEMBER = "A member, as the operator knows it; written by `fedif federation`."
 
 
 class FederationSettings(Settings):
@@ -92,6 +94,10 @@ class MemberRecord(Settings):
         if self.node_id:
             return "registered"
         return "invited"
+
+    def with_values(self, **values: Any) -> MemberRecord:
+        """Return the record with other values, which are checked; they may be lists."""
+        return MemberRecord(**{**self.model_dump(), **values})
 
 
 class FederationFolder:
@@ -176,6 +182,14 @@ class FederationFolder:
                 other_path = self.member_file(other.name)
                 raise ConfigError(f"{path} and {other_path} have the same number, {member.number}")
         return {by_number[number].name: by_number[number] for number in sorted(by_number)}
+
+    def save(self, member: MemberRecord) -> None:
+        """Write a member's record, and the file of its key unless that exists."""
+        text = files.to_toml(_ABOUT_MEMBER, member.to_mapping())
+        files.write(self.member_file(member.name), f"{member.name}, {member.state}", text)
+        if member.key:
+            path = self.public_key(member.name)
+            files.write_new(path, "for `fedif verify --members`", f"{member.key}\n")
 
 
 def _from_here(address: str) -> str:

@@ -14,6 +14,7 @@ from flwr.superlink.federation import NoOpFederationManager
 
 from fedif_consortium.evidence.keys import key_id, read_members, read_public_key
 from fedif_consortium.federation import members
+from fedif_consortium.federation.erasure import erase
 from fedif_consortium.federation.files import read_document, to_toml
 from fedif_consortium.federation.flower import FlowerCommandError
 from fedif_consortium.federation.members import (
@@ -21,11 +22,9 @@ from fedif_consortium.federation.members import (
     add,
     add_all,
     apply_removals,
-    erase,
     invite,
     rekey,
     remove,
-    tell_what_stays,
 )
 from fedif_consortium.federation.node import NodeFolder
 from fedif_consortium.federation.node_keys import replace_key
@@ -607,7 +606,7 @@ def test_a_name_on_the_list_is_given_to_nobody_else(folder, tmp_path, registry):
     assert folder.members() == {}
 
 
-@pytest.mark.parametrize("written", ["", "_save", "write_new", "write", "_note_keys"])
+@pytest.mark.parametrize("written", ["", "save", "write_new", "write", "_note_keys"])
 def test_a_rekeying_that_was_interrupted_is_done_to_its_end(folder, tmp_path, monkeypatch, written):
     """Wherever the process ended, the same command goes on; the old key opens nothing."""
     registered = Registered(folder)
@@ -618,9 +617,9 @@ def test_a_rekeying_that_was_interrupted_is_done_to_its_end(folder, tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        place = members if written.startswith("_") else members.files
+        places = {"save": FederationFolder, "_note_keys": members}
         if written:
-            patch.setattr(place, written, crash)
+            patch.setattr(places.get(written, members.files), written, crash)
             with pytest.raises(KeyboardInterrupt):
                 rekey(folder, "ada", again)
     after = rekey(folder, "ada", again)
@@ -732,60 +731,3 @@ def test_a_key_that_is_let_in_no_more_registers_nobody(folder, tmp_path, registr
     (tmp_path / "a" / "node.key").rename(tmp_path / "b" / "node.key")
     with pytest.raises(ConfigError, match="bob has a key of ada that was removed on"):
         add(folder, answer_of(folder, "bob", tmp_path / "b"), registry)
-
-
-def test_a_key_stays_by_which_an_attempt_put_aside_is_checked(folder, answer, registry, capsys):
-    member = add(folder, answer, registry)
-    run = RunFolder(folder.path / "runs" / "october")
-    run.path.mkdir(parents=True)
-    run.clients.begin()
-    run.clients.append([{"round": 1, "client_id": member.node_id, "status": "accepted"}])
-    attempt = run.keep_attempt()
-    run.clients.begin()  # The next attempt begins without the member.
-    remove(folder, "hospital-a", registry)
-    erase(folder, "hospital-a")
-    assert folder.public_key("hospital-a").exists()
-    tell_what_stays(folder, "hospital-a")
-    assert f"stays: records and kept updates in {attempt}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("table", ["names", "attendance"])
-def test_a_key_stays_of_a_member_that_was_online_and_never_asked(folder, answer, registry, table):
-    member = add(folder, answer, registry)
-    run = RunFolder(folder.path / "runs" / "october")
-    run.path.mkdir(parents=True)
-    run.clients.begin()
-    getattr(run, table).begin()
-    getattr(run, table).append([{"client_id": member.node_id}])
-    remove(folder, "hospital-a", registry)
-    erase(folder, "hospital-a")
-    assert folder.public_key("hospital-a").exists()
-
-
-@pytest.mark.parametrize("took_part", [False, True])
-def test_what_need_not_stay_of_a_member_is_erased(folder, answer, registry, capsys, took_part):
-    member = add(folder, answer, registry)
-    with pytest.raises(ConfigError, match="hospital-a is a member: remove it first"):
-        erase(folder, "hospital-a")
-    run = RunFolder(folder.path / "runs" / "october")
-    if took_part:
-        run.path.mkdir(parents=True)
-        run.clients.begin()
-        run.clients.append([{"round": 1, "client_id": member.node_id, "status": "accepted"}])
-        run.undelivered.write({member.node_id: "members/001.html", "7": "members/002.html"})
-    remove(folder, "hospital-a", registry)
-    capsys.readouterr()
-    erase(folder, "hospital-a")
-    tell_what_stays(folder, "hospital-a")
-    said = capsys.readouterr().out
-    assert f"stays: {folder.member_file('hospital-a')}" in said
-    assert folder.public_key("hospital-a").exists() == took_part
-    assert bool(folder.members()["hospital-a"].key) == took_part
-    assert (f"stays: records and kept updates in {run.path}" in said) == took_part
-    # A run may have another output-dir, of which the command does not know.
-    looked = f"looked for its records in {folder.path / 'runs'} alone: there are none"
-    assert (looked in said) != took_part
-    if took_part:
-        assert run.undelivered.read() == {"7": "members/002.html"}
-    with pytest.raises(ConfigError, match="choose another name"):
-        invite(folder, "hospital-a")
