@@ -104,23 +104,30 @@ def path_attribution(
     Attribution for Deep Networks", 2017 (the same integral over a network's inputs).
     """
     quadrature = find_refinements(rule)[-1]
-    d = global_params.shape
-    m = coefficients.shape
-    if len(d) != 1 or len(m) != 1 or client_updates.shape != m + d:
-        raise ValuationError(
-            "expected global_params [d], client_updates [m, d] and coefficients [m], got "
-            f"{list(d)}, {list(client_updates.shape)} and {list(m)}"
-        )
+    _require_shapes(global_params, client_updates, coefficients)
     step = combine(torch.zeros_like(global_params), client_updates, coefficients)  # [d]
     at_nodes = []
     for node in quadrature.nodes:
         gradient_there = gradient(global_params + node * step)
-        if gradient_there.shape != d:
+        if gradient_there.shape != global_params.shape:
             raise ValuationError(
-                f"gradient returns {list(gradient_there.shape)}; expected {list(d)}"
+                f"gradient returns {list(gradient_there.shape)}; expected "
+                f"{list(global_params.shape)}"
             )
         at_nodes.append(slopes(client_updates, gradient_there))
     return contributions(torch.stack(at_nodes), coefficients, quadrature)
+
+
+def _require_shapes(global_params: Tensor, client_updates: Tensor, coefficients: Tensor) -> None:
+    """Raise ValuationError unless the shapes are ``[d]``, ``[m, d]`` and ``[m]``."""
+    are_vectors = global_params.dim() == 1 and coefficients.dim() == 1
+    m_by_d = (*coefficients.shape, *global_params.shape)
+    if not are_vectors or client_updates.shape != m_by_d:
+        raise ValuationError(
+            "expected global_params [d], client_updates [m, d] and coefficients [m], got "
+            f"{list(global_params.shape)}, {list(client_updates.shape)} and "
+            f"{list(coefficients.shape)}"
+        )
 
 
 def slopes(client_updates: Tensor, gradient: Tensor, squared_norms: Tensor | None = None) -> Tensor:
