@@ -357,10 +357,11 @@ class PollingGrid(ForwardingGrid):
         while waiting and (not fresh.isdisjoint(waiting) or closing.wants_late):
             if closing.is_over():
                 break
-            if time.monotonic() >= due:
+            now = time.monotonic()
+            if now >= due:
                 missing = [unanswered.node_id for unanswered in waiting.values()]
-                self._attendance.waiting(missing, time.monotonic() - began)
-                due += REPORT_SECONDS
+                self._attendance.waiting(missing, now - began)
+                due = now + REPORT_SECONDS
             if time.monotonic() - looked >= self.restart_seconds:
                 yield from self._refuse_restarted(waiting, self._activations())
                 looked = time.monotonic()

@@ -193,7 +193,8 @@ def wait_for_nodes(
             # A warning: Python prints it even in programs that configure no logging.
             who = _who_is_there(grid, known)
             logger.warning("%s%s; waiting for more, %.0f s at most", count, who, left)
-            due += REPORT_SECONDS
+            # From now on: after a slow answer of the SuperLink it would be told twice at once.
+            due = now + REPORT_SECONDS
         time.sleep(_POLL_SECONDS)
         node_ids = sorted(grid.get_node_ids())
     return node_ids

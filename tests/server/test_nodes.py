@@ -213,6 +213,22 @@ def test_a_wait_is_told_at_once_and_every_ten_seconds_and_ends_with_both_ways_ou
     assert clock.now < 26
 
 
+def test_a_wait_in_which_the_superlink_answered_late_is_told_once(clock, caplog):
+    class HeldUp(LocalGrid):
+        num_calls = 0
+
+        def get_node_ids(self):
+            self.num_calls += 1
+            if self.num_calls == 2:
+                clock.now += 25
+            return super().get_node_ids()[:2]
+
+    with pytest.raises(TrainingFailedError):
+        wait_for_nodes(HeldUp(Clients(), 9), 9, 32.0, "num-clients")
+    told = [record.getMessage().partition("; ")[2] for record in caplog.records]
+    assert told == [f"waiting for more, {left} s at most" for left in (32, 7)]
+
+
 def test_a_wait_ends_with_the_nodes_that_come(clock, caplog):
     class Coming(LocalGrid):
         def get_node_ids(self):
