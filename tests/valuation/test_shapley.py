@@ -145,6 +145,25 @@ def test_two_clients_are_valued_exactly_by_pairs(table: list[float], samples: in
         assert found.resolution == 0.0
 
 
+@pytest.mark.parametrize("name", ["complementary", "gtg", "owen", "permutation"])
+@pytest.mark.parametrize(
+    ("num_clients", "num_samples", "match"),
+    [
+        (0, 10, "num_clients is 0; allowed: an integer >= 1"),
+        (3, 0, "num_samples is 0; allowed: an integer >= 1"),
+        (3, 2.5, r"num_samples is 2\.5; allowed: an integer >= 1"),
+    ],
+)
+def test_a_mean_of_nothing_is_refused(name, num_clients, num_samples, match):
+    with pytest.raises(ValuationError, match=match):
+        ESTIMATORS[name](
+            lambda masks: masks.sum(dim=1).double(),
+            num_clients,
+            num_samples=num_samples,
+            generator=Generator(),
+        )
+
+
 def test_what_chance_may_put_between_equal_clients_by_hand() -> None:
     # Squared differences of the columns: 2, 2 and 8, in the mean 4. Two draws of three clients
     # leave two degrees of freedom, of which the quantile is (2p - 1) / sqrt(2p (1 - p)).

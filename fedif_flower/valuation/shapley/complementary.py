@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.functional import one_hot
 
-from fedif_flower.valuation.shapley.estimate import Estimate
+from fedif_flower.valuation.shapley.estimate import Estimate, require_draws
 from fedif_flower.valuation.shapley.permutation import random_permutations
 from fedif_flower.valuation.shapley.utility import Utility
 
@@ -45,11 +45,17 @@ def complementary_shapley(
         the distance from the mean of all clients' draws of that size, divided by m. If n is 0, the
         stratum has a residual: that mean divided by m.
 
+    Raises
+    ------
+    ValuationError
+        If there is not one client, or not one sample.
+
     References
     ----------
     Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023;
     Zhang et al., "Efficient Sampling Approaches to Shapley Value Approximation", SIGMOD 2023.
     """
+    require_draws(num_clients, num_samples)
     sizes = torch.arange(1, num_clients + 1).repeat(num_samples)  # [M m]
     # Each client's position in the order: the inverse of a uniformly random order is also one.
     ranks = random_permutations(len(sizes), num_clients, generator)  # [M m, m]

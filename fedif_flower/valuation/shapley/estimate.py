@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedif_flower.errors import ValuationError, is_count
+
 # In this share of the rounds whose clients are all equal, they are to be taken for equal.
 CONFIDENCE = 0.95
 
@@ -68,6 +70,13 @@ class Estimate(NamedTuple):
         degrees = (draws - 1) * (num_clients - 1)
         quantile = stdtrit(degrees, 1 - (1 - CONFIDENCE) / (2 * pairs))
         return float(quantile) * math.sqrt(variance)
+
+
+def require_draws(num_clients: int, num_samples: int) -> None:
+    """Raise ValuationError unless there are clients and samples: a mean of none is NaN, or 0."""
+    for name, count in (("num_clients", num_clients), ("num_samples", num_samples)):
+        if not is_count(count, 1):
+            raise ValuationError(f"{name} is {count!r}; allowed: an integer >= 1")
 
 
 def exactly(values: Tensor) -> Estimate:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.estimate import Estimate, exactly, mean_of_draws
+from fedif_flower.valuation.shapley.estimate import (
+    Estimate,
+    exactly,
+    mean_of_draws,
+    require_draws,
+)
 from fedif_flower.valuation.shapley.permutation import empty_and_grand, marginal_contributions
 from fedif_flower.valuation.shapley.utility import Utility
 
@@ -64,11 +69,17 @@ def gtg_shapley(
         Values with their sampling error, which is computed as if the orders were not guided, and
         leaves out the error of truncation. For one or two clients it is 0.
 
+    Raises
+    ------
+    ValuationError
+        If there is not one client, or not one sample.
+
     References
     ----------
     Liu et al., "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in
     Federated Learning", ACM TIST 2022.
     """
+    require_draws(num_clients, num_samples)
     empty, grand = utility(empty_and_grand(num_clients)).double()
     if abs(float(grand - empty)) <= round_truncation:
         return exactly(torch.zeros(num_clients, dtype=torch.float64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs
+from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs, require_draws
 from fedif_flower.valuation.shapley.utility import Utility
 
 
@@ -40,10 +40,16 @@ def owen_shapley(
     Estimate
         Values with their sampling error.
 
+    Raises
+    ------
+    ValuationError
+        If there is not one client, or not one sample.
+
     References
     ----------
     Okhrati and Lipani, "A Multilinear Sampling Algorithm to Estimate Shapley Values", ICPR 2020.
     """
+    require_draws(num_clients, num_samples)
     cells = torch.arange(num_samples, dtype=torch.float64)
     place = torch.rand(num_samples, generator=generator, dtype=torch.float64)
     probability = (cells + place) / (2 * num_samples)  # [M], in [0, 1/2]

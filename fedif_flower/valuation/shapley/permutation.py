@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs
+from fedif_flower.valuation.shapley.estimate import Estimate, mean_of_pairs, require_draws
 from fedif_flower.valuation.shapley.utility import Utility
 
 
@@ -39,11 +39,17 @@ def permutation_shapley(
     Estimate
         Values that sum to u(N) - u(empty), with their sampling error.
 
+    Raises
+    ------
+    ValuationError
+        If there is not one client, or not one sample.
+
     References
     ----------
     Ghorbani and Zou, "Data Shapley", ICML 2019, algorithm 1; Mitchell et al., "Sampling
     Permutations for Shapley Value Estimation", JMLR 2022, on pairs.
     """
+    require_draws(num_clients, num_samples)
     pairs = -(-num_samples // 2)
     orders = random_permutations(pairs, num_clients, generator)  # [M / 2, m]
     marginals = marginal_contributions(utility, torch.cat([orders, orders.flip(1)]))  # [M, m]
