@@ -91,9 +91,8 @@ def vet(
     ----------
     Patrini et al., 2017, arXiv 1609.03683; Northcutt et al., 2021, arXiv 1911.00068.
     """
-    for name, judge in (("validation", validation), ("test", test)):
-        is_fine = isinstance(judge, Validation) or (judge is None and name == "test")
-        require(is_fine, name, judge, "a Validation")
+    require(isinstance(validation, Validation), "validation", validation, "a Validation")
+    require(test is None or isinstance(test, Validation), "test", test, "a Validation")
     require(is_count(seed), "seed", seed, "an integer >= 0")
     require(isinstance(seconds, Real) and seconds > 0, "seconds", seconds, "a number > 0")
     began = time.perf_counter()

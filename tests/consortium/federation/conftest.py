@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedif_consortium.federation.records import FederationFolder
-from tests.consortium.federation.folders import make_federation
+from tests.consortium.federation.folders import Registry, answer_of, make_federation
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +20,13 @@ def flower_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> FederationFolder:
     return make_federation(tmp_path / "server")
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+@pytest.fixture
+def answer(folder: FederationFolder, tmp_path: Path) -> Path:
+    return answer_of(folder, "hospital-a", tmp_path / "a")

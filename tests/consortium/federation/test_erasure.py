@@ -8,17 +8,6 @@ from fedif_consortium.federation.erasure import erase, tell_what_stays
 from fedif_consortium.federation.members import add, invite, remove
 from fedif_flower.errors import ConfigError
 from fedif_flower.run.folder import RunFolder
-from tests.consortium.federation.folders import Registry, answer_of
-
-
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
-def answer(folder, tmp_path):
-    return answer_of(folder, "hospital-a", tmp_path / "a")
 
 
 def test_a_key_stays_by_which_an_attempt_put_aside_is_checked(folder, answer, registry, capsys):

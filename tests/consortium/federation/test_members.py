@@ -46,16 +46,6 @@ from tests.consortium.federation.folders import (
 )
 
 
-@pytest.fixture
-def registry() -> Registry:
-    return Registry()
-
-
-@pytest.fixture
-def answer(folder, tmp_path):
-    return answer_of(folder, "hospital-a", tmp_path / "a")
-
-
 def test_numbers_are_given_once(folder, registry):
     for name in "abca":
         invite(folder, name)
