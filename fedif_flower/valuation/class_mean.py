@@ -160,6 +160,16 @@ def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
     return ClassMean(options["ignore_index"], options["weight"], smoothing)
 
 
+def takes_log_probabilities(loss_fn: Callable[..., Any]) -> bool:
+    """Tell whether a loss is torch's negative log-likelihood, which normalises no logits itself."""
+    if isinstance(loss_fn, ForwardCorrected):
+        return takes_log_probabilities(loss_fn.loss_fn)
+    if isinstance(loss_fn, nn.NLLLoss):
+        return type(loss_fn).forward is nn.NLLLoss.forward
+    function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
+    return function is functional.nll_loss
+
+
 def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:
     """Return the options of torch's classification losses by name; ``None`` for another loss."""
     if isinstance(loss_fn, _MODULES) and type(loss_fn).forward in _FORWARDS:

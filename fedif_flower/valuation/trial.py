@@ -25,6 +25,7 @@ from fedif_flower.valuation.trial_loss import (
     buffers_of,
     gradients,
     require_classes,
+    require_log_probabilities,
     require_mean,
     require_pure,
     require_slope,
@@ -130,6 +131,7 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
                 f"the loss of {objective.call} does not depend on a trainable parameter of this "
                 "model, which is a copy of yours: nothing to train"
             )
+        require_log_probabilities(model.module, objective, batch)
         settle_evaluation_mode(model, objective, batch)
         require_pure(model, objective, batch, before)
     return batch, fastest

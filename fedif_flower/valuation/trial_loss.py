@@ -14,6 +14,7 @@ from fedif_flower.errors import ConfigError, ValuationError
 from fedif_flower.tasks.modules import seed_all
 from fedif_flower.tasks.rows import class_labels, count_rows, take_rows
 from fedif_flower.tasks.structures import describe
+from fedif_flower.valuation.class_mean import takes_log_probabilities
 from fedif_flower.valuation.flat_model import FlatModel
 from fedif_flower.valuation.objective import Batch, Objective, PairObjective
 from fedif_flower.valuation.trial_functions import (
@@ -30,6 +31,7 @@ from fedif_flower.valuation.trial_functions import (
 logger = logging.getLogger(__name__)
 _SEED = 0
 _ROUNDINGS = 1000  # Tolerance in roundings (eps) of the loss.
+_OF_LOGARITHM = 1e-3  # How far above 0 rounding may take the logarithm of a probability.
 _FOR_ONE_OUTPUT = (
     "nn.BCEWithLogitsLoss() for the logit of a yes or no, nn.BCELoss() for its probability, "
     "nn.MSELoss() for a quantity"
@@ -50,6 +52,25 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
             f"the model gives {describe(outputs)}, one number for each example, of which "
             f"cross-entropy, the default loss, says nothing; allowed as loss_fn (a Task's loss): "
             f"{_FOR_ONE_OUTPUT}; or a model with an output for each class"
+        )
+
+
+def require_log_probabilities(model: nn.Module, objective: Objective, batch: Any) -> None:
+    """Raise ConfigError if the loss takes log-probabilities, and the model gives something else.
+
+    Torch's negative log-likelihood does not normalise: of logits or of probabilities its mean has
+    no lower bound, or no maximum-likelihood meaning, and nothing else would show that.
+    """
+    if not takes_log_probabilities(objective.loss_fn):
+        return
+    with torch.no_grad():
+        outputs, _ = objective.metric_arguments(model, batch)
+    highest = float(outputs.max())
+    if highest > _OF_LOGARITHM:
+        raise ConfigError(
+            f"the model gives outputs up to {highest:.3g}, where {objective.call} takes "
+            "log-probabilities, which are <= 0; allowed: a model that ends with "
+            "nn.LogSoftmax(dim=1), or nn.CrossEntropyLoss() for logits"
         )
 
 

@@ -52,6 +52,25 @@ def test_cross_entropy_of_one_output_is_refused(kind, targets, shape, loss_fn):
         judged(build(kind, 3, 1), ROWS, targets, loss_fn=loss_fn)
 
 
+LIKELIHOODS = [
+    nn.NLLLoss(),
+    functional.nll_loss,
+    partial(functional.nll_loss, ignore_index=7),
+]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize("loss_fn", LIKELIHOODS, ids=["module", "function", "partial"])
+def test_a_negative_log_likelihood_of_no_log_probabilities_is_refused(loss_fn, noise):
+    logits = nn.Linear(3, 2)
+    probabilities = nn.Sequential(nn.Linear(3, 2), nn.Softmax(dim=1))
+    for model in (logits, probabilities):
+        with pytest.raises(ConfigError, match=r"takes log-probabilities, which are <= 0; allowed"):
+            judged(model, ROWS, CLASSES, loss_fn=loss_fn, noise=noise)
+    log_probabilities = nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(dim=1))
+    judged(log_probabilities, ROWS, CLASSES, loss_fn=loss_fn, noise=noise)
+
+
 def test_a_class_of_losses_is_told_from_a_loss():
     with pytest.raises(ConfigError, match=r"loss_fn is the class MSELoss; allowed: MSELoss\(\)"):
         Validation(nn.Linear(1, 1), torch.rand(4, 1), torch.rand(4, 1), loss_fn=nn.MSELoss)
