@@ -174,13 +174,13 @@ def start_superlink(
     Raises
     ------
     ConfigError
-        If there is no federation, its statement key or a certificate is missing, the server's key
-        is not its certificate's, or the database is damaged.
+        If there is no federation, its statement key or a certificate is missing, a certificate has
+        ended, the server's key is not its certificate's, or the database is damaged.
     """
     host, port = split_address(folder.settings().bind)
     load_key(folder.statement_key)
-    read_certificate(folder.authority)
-    read_certificate(folder.certificate)
+    for path in (folder.authority, folder.certificate):
+        _require_not_ended(path)
     require_pair(folder.certificate, folder.server_key)
     _require_database(folder.database)
     own_options = {
@@ -200,6 +200,16 @@ def start_superlink(
         "FEDIF_REMOVED_KEYS": " ".join(unlisted_keys),
     }
     become(GUARDED_SUPERLINK, arguments, folder.path, **environment)
+
+
+def _require_not_ended(path: Path) -> None:
+    """Raise ConfigError if a certificate has ended, at which every member's node breaks off."""
+    end = read_certificate(path).not_valid_after_utc
+    if end < datetime.now(UTC):
+        raise ConfigError(
+            f"{path} ended on {end:%Y-%m-%d}, so that no member could connect: renew it (see "
+            "docs/operations.md, certificates and upgrades)"
+        )
 
 
 def _require_database(path: Path) -> None:

@@ -196,6 +196,21 @@ def test_a_certificate_that_has_ended_is_said_to_have(folder, monkeypatch):
     assert f"the server's certificate ended on {end:%Y-%m-%d}" in warnings
 
 
+def test_a_superlink_whose_certificate_has_ended_does_not_start(folder, monkeypatch):
+    """No member could connect, and its log would not say why."""
+    monkeypatch.setattr(server, "become", lambda *_, **__: None)
+    folder.certificate.unlink()
+    monkeypatch.setattr(certificates, "SERVER_DAYS", -0.5)
+    initialize(folder, SETTINGS)
+    end = certificates.read_certificate(folder.certificate).not_valid_after_utc
+    with pytest.raises(ConfigError, match=rf"server\.crt ended on {end:%Y-%m-%d}.*renew it"):
+        start_superlink(folder, [])
+    folder.certificate.unlink()
+    monkeypatch.setattr(certificates, "SERVER_DAYS", 1)
+    initialize(folder, SETTINGS)
+    start_superlink(folder, [])
+
+
 def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
     registry = Registry()
     for name in ("ada", "bob", "cyd", "dan"):
