@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedif_flower.errors import is_count, require
 from fedif_flower.seeding import numpy_generator
 
 
@@ -24,7 +25,15 @@ def malicious_partitions(num_clients: int, malicious_fraction: float, seed: int)
     -------
     frozenset of int
         ``round(malicious_fraction * num_clients)`` partition ids.
+
+    Raises
+    ------
+    ConfigError
+        If an argument lies outside its range.
     """
+    require(is_count(num_clients, 1), "num_clients", num_clients, "an integer >= 1")
+    is_share = 0 <= malicious_fraction <= 1
+    require(is_share, "malicious_fraction", malicious_fraction, "a number from 0 to 1")
     order = numpy_generator("malicious-partitions", seed).permutation(num_clients)
     return frozenset(order[: round(malicious_fraction * num_clients)].tolist())
 
@@ -40,7 +49,13 @@ def poison_ratio(low: float, high: float, seed: int, partition_id: int) -> float
         The run's seed.
     partition_id : int
         The client; it keeps its ratio for the whole run.
+
+    Raises
+    ------
+    ConfigError
+        If the range is none.
     """
+    require(0 <= low <= high <= 1, "poison ratio", (low, high), "0 <= low <= high <= 1")
     return float(numpy_generator("poison-ratio", seed, partition_id).uniform(low, high))
 
 
@@ -58,7 +73,14 @@ def attacks_now(server_round: int, first_round: int, period: int) -> bool:
         >= 1.
     period : int
         How many rounds an attack lasts, >= 0; 0: it does not end.
+
+    Raises
+    ------
+    ConfigError
+        If an argument lies outside its range.
     """
+    require(is_count(first_round, 1), "first_round", first_round, "an integer >= 1")
+    require(is_count(period, 0), "period", period, "an integer >= 0")
     since = server_round - first_round
     return since >= 0 and (period == 0 or (since // period) % 2 == 0)
 
@@ -79,5 +101,11 @@ def choose(count: int, ratio: float, generator: torch.Generator) -> Tensor:
     -------
     Tensor
         ``[round(ratio * count)]`` int64.
+
+    Raises
+    ------
+    ConfigError
+        If the share lies outside its range.
     """
+    require(0 <= ratio <= 1, "ratio", ratio, "a number from 0 to 1")
     return torch.randperm(count, generator=generator)[: round(ratio * count)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedif_flower.attacks.assignment import choose
 from fedif_flower.attacks.behaviour import Behaviour, Ratio
+from fedif_flower.errors import is_count, require
 from fedif_flower.tasks.rows import holds_classes
 from fedif_flower.tasks.task import Task
 
@@ -38,7 +39,13 @@ def flip_labels(
     -------
     Tensor
         ``[examples, ...]`` int64; ``labels`` itself is not changed.
+
+    Raises
+    ------
+    ConfigError
+        If ``num_classes`` or ``ratio`` lies outside its range.
     """
+    require(is_count(num_classes, 2), "num_classes", num_classes, "an integer >= 2")
     flipped = labels.flatten().clone()
     is_class = (flipped >= 0) & (flipped < num_classes)
     places = is_class.nonzero().flatten()  # [n]

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedif_flower.arithmetic import all_finite
 from fedif_flower.client_table import ClientTable
 from fedif_flower.constructors import CheckedFields
 from fedif_flower.errors import ValuationError
@@ -56,10 +57,19 @@ def min_max(scores: Tensor, resolution: float = 0.0) -> Tensor:
     Tensor
         ``[m]``, in [0, 1], same dtype.
 
+    Raises
+    ------
+    ValuationError
+        If there is no score, or one is not finite: then no score would differ from another.
+
     References
     ----------
     FedIF, equation for the normalised round influence.
     """
+    if not len(scores):
+        raise ValuationError("there are no scores to normalise")
+    if not all_finite(scores):
+        raise ValuationError("a score to normalise is not finite")
     low = scores.min()
     high = scores.max()
     # Halves, so that the difference of two finite scores cannot overflow.

@@ -64,6 +64,27 @@ def test_attackers_are_honest_attack_and_are_honest_again(first, period, attacki
     assert [t for t in range(1, 8) if attacks_now(t, first, period)] == attacking
 
 
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: malicious_partitions(0, 0.5, 0), "num_clients = 0"),
+        (lambda: malicious_partitions(10, -0.5, 0), "malicious_fraction = -0.5"),
+        (lambda: malicious_partitions(10, float("nan"), 0), "malicious_fraction = nan"),
+        (lambda: malicious_partitions(10, 50, 0), "malicious_fraction = 50"),  # Of per cents.
+        (lambda: poison_ratio(0.8, 0.6, 0, 1), r"poison ratio = \(0.8, 0.6\)"),
+        (lambda: poison_ratio(70, 80, 0, 1), r"poison ratio = \(70, 80\)"),
+        (lambda: attacks_now(1, 0, 0), "first_round = 0"),
+        (lambda: attacks_now(1, 1, -2), "period = -2"),
+        (lambda: flip_labels(torch.zeros(4).long(), 1, 0.5, torch.Generator()), "num_classes = 1"),
+        (lambda: flip_labels(torch.zeros(4).long(), 3, -0.5, torch.Generator()), "ratio = -0.5"),
+    ],
+)
+def test_who_attacks_and_how_much_is_not_drawn_outside_of_its_range(call, words):
+    """A slice to -50 would make half of the clients malicious, and one to 500 all of them."""
+    with pytest.raises(ConfigError, match=f"^{words}; allowed: "):
+        call()
+
+
 @given(st.integers(0, 200), st.integers(2, 20), st.floats(0, 1), st.integers(0, 2**31))
 def test_exactly_the_share_is_flipped_and_never_to_the_same_class(count, num_classes, ratio, seed):
     generator = torch.Generator().manual_seed(seed)

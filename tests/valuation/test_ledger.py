@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import pytest
 import torch
@@ -41,6 +42,13 @@ def test_min_max_does_not_stretch_rounding(scale, dtype):
 @pytest.mark.parametrize(("resolution", "normalized"), [(1.99, [0.0, 1.0]), (2.0, [1.0, 1.0])])
 def test_min_max_takes_a_range_within_the_resolution_for_chance(resolution, normalized):
     assert min_max(vector(3.0, 5.0), resolution).tolist() == normalized
+
+
+@pytest.mark.parametrize("scores", [(), (1.0, math.nan), (1.0, math.inf), (math.nan,)])
+def test_min_max_of_no_scores_or_of_some_that_are_none_is_refused(scores):
+    """A maximum of NaN exceeds nothing: every client would have the score 1."""
+    with pytest.raises(ValuationError, match="to normalise"):
+        min_max(vector(*scores))
 
 
 def test_smooth_update_by_hand():
