@@ -108,19 +108,29 @@ def connect(name: str, address: str, authority: Path) -> None:
     connection = {"address": address, "root-certificates": str(authority.absolute())}
     if not _is_there(path):
         _begin_configuration(path)
-    with refused_as(ConfigError, f"{path} cannot be read"):
-        # Read before the search for the connection: another command may add the same one meanwhile,
-        # and a file that has it twice is no TOML any more.
-        text = path.read_text()
-    existing = take_section(read_toml(path), "superlink").get(name)
-    if existing is None:
-        section = to_toml("", {"superlink": {name: connection}})
-        write_atomically(path, f"{text}\n{section}", 0o644)
-    elif existing != connection:
+    if name not in _connections(path):
+        # Another command may add one at the same time: each reads what the one before has written.
+        with exclusive_lock(path.with_name(".config.toml.lock")):
+            if name not in _connections(path):
+                _add_connection(path, name, connection)
+    if _connections(path)[name] != connection:
         raise ConfigError(
             f"{path} has another connection {name!r} than to {address} by {authority}: "
             "remove it there, or choose another name"
         )
+
+
+def _connections(path: Path) -> dict[str, Any]:
+    """Return the connections in the configuration of Flower's commands, by name."""
+    return take_section(read_toml(path), "superlink")
+
+
+def _add_connection(path: Path, name: str, connection: Mapping[str, str]) -> None:
+    """Add a connection at the end of the configuration of Flower's commands."""
+    with refused_as(ConfigError, f"{path} cannot be read"):
+        text = path.read_text()
+    section = to_toml("", {"superlink": {name: connection}})
+    write_atomically(path, f"{text}\n{section}", 0o644)
 
 
 def _begin_configuration(path: Path) -> None:

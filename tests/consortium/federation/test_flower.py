@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 import tomllib
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import call, create_autospec
@@ -11,9 +13,9 @@ from unittest.mock import call, create_autospec
 import pytest
 
 from fedif_consortium.federation import flower
-from fedif_consortium.federation.files import to_toml
 from fedif_consortium.federation.flower import Flower, FlowerCommandError, connect, run_to_end
 from fedif_flower.errors import ConfigError, TrainingFailedError
+from fedif_flower.storage import write_atomically
 
 PROJECT = Path(__file__).parents[3]
 
@@ -61,16 +63,19 @@ def test_a_connection_is_added_beside_others_and_once(tmp_path, flower_home, oth
             connect(*taken)
 
 
-def test_two_commands_at_once_add_a_connection_once(tmp_path, flower_home, monkeypatch):
-    def with_another_meanwhile(*arguments):
-        monkeypatch.setattr(flower, "to_toml", to_toml)
-        connect("b.c", "b:2", tmp_path / "ca.crt")
-        return to_toml(*arguments)
+def test_commands_at_the_same_time_add_each_its_connection_and_the_same_one_once(
+    tmp_path, flower_home, monkeypatch
+):
+    def write_slowly(*arguments):
+        time.sleep(0.02)
+        write_atomically(*arguments)
 
-    monkeypatch.setattr(flower, "to_toml", with_another_meanwhile)
-    connect("b.c", "b:2", tmp_path / "ca.crt")
+    monkeypatch.setattr(flower, "write_atomically", write_slowly)
+    names = ["b.c", "b.c", "d", "e"]
+    with ThreadPoolExecutor(len(names)) as commands:
+        list(commands.map(lambda name: connect(name, "b:2", tmp_path / "ca.crt"), names))
     found = tomllib.loads((flower_home / "config.toml").read_text())["superlink"]
-    assert found["b.c"]["address"] == "b:2"
+    assert {name for name in found if name in names} == set(names)
 
 
 @pytest.mark.parametrize("text", ["[", "superlink = 3", "\xff"])
