@@ -91,12 +91,14 @@ class Cell:
         if goes_on:
             earlier = file.read()["revision"] if file.path.exists() else _UNKNOWN
             revisions = [*earlier.split(_AND), *revisions]
+        here = machine()
         content = {
             "group": self.group,
             "name": self.name,
             "data": self.data,
             "revision": _AND.join(dict.fromkeys(revisions)),
-            "processor": machine()["processor"],
+            "processor": here["processor"],
+            "threads": here["threads"],
         }
         file.write(content)
 

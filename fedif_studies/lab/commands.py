@@ -14,14 +14,24 @@ from fedif_flower.cli import cli, end_by_a_line, require_directories
 from fedif_flower.errors import require
 
 Jobs = Annotated[
-    int,
-    typer.Option(min=1, help="federations at a time, a process each", show_default="cores"),
+    int | None,
+    typer.Option(
+        min=1, help="federations at a time, a process each", show_default="cores / threads"
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(min=1, help="of each federation's server; AFedSV's coalitions use several")
 ]
 Again = Annotated[
     bool, typer.Option("--again", help="measure what is there too; the new takes its place")
 ]
-CORES = os.cpu_count() or 1
 OutputDir = Annotated[Path, typer.Option(help="where results go")]
+
+
+def jobs_that_fit(threads: int) -> int:
+    """Return how many federations with so many threads run at a time on this machine's cores."""
+    cores = os.cpu_count() or 1
+    return max(1, cores // threads)
 
 
 def run_study(study: Callable[..., None]) -> None:
@@ -35,7 +45,8 @@ def run_study(study: Callable[..., None]) -> None:
 def sweep(
     spec: Annotated[Path, typer.Argument(help="TOML: settings; lists are axes")],
     output_dir: OutputDir = Path("runs/sweeps"),
-    jobs: Jobs = CORES,
+    jobs: Jobs = None,
+    threads: Threads = 1,
     again: Again = False,
 ) -> None:
     """Run every combination of a grid of your own."""
@@ -48,7 +59,8 @@ def sweep(
 
     cells = read_sweep(spec, RunConfig.defaults(), output_dir)
     swept = swept_keys(spec)  # Read before the cells run: somebody may edit the file meanwhile.
-    complete = run_cells(cells, jobs, again=again)
+    jobs = jobs or jobs_that_fit(threads)
+    complete = run_cells(cells, jobs, threads=threads, again=again)
     measured: dict[Path, Measurement] = {}  # By folder, since cells may share a result.
     with report_held(output_dir):
         for run_dir in filter(None, map(find_result, cells)):

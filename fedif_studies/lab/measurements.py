@@ -50,6 +50,7 @@ _NO_SETTINGS = {
     "data",
     "machine",
     "processor",
+    "threads",
     "gpu",
     "revision",
     "reconstructed",
@@ -87,10 +88,12 @@ class Measurement:
         recorded no revision. A run that was stopped, and went on with other code, has all
         revisions: ``old and new``.
     reconstructed : str
-        What was filled in after the measurement: the revision, the seed or a setting, see
-        :func:`~fedif_studies.rows.add_rows`.
+        What was filled in after the measurement: the revision, the seed, a setting or the threads,
+        see :func:`~fedif_studies.rows.add_rows`.
     processor : str
         The name of the CPU.
+    threads : str
+        How many torch threads its server had; empty if that was not recorded.
     gpu : str
         The name of the GPU that computed it; empty if the CPU did.
     group : str
@@ -110,6 +113,7 @@ class Measurement:
     revision: str = ""
     reconstructed: str = ""
     processor: str = ""
+    threads: str = ""
     gpu: str = ""
     group: str = ""
     num_averaged: int = field(default=_TEN, compare=False)
@@ -218,6 +222,7 @@ def _read_complete(run_dir: Path) -> Measurement | None:
         higher_is_better=higher_is_better,
         revision=label.get("revision") or _code_of(folder),
         processor=label.get("processor") or str(machine.get("processor") or ""),
+        threads=label.get("threads", ""),
         gpu=_gpu_used(machine),
         group=str(label.get("group") or ""),
         num_averaged=num_averaged,
@@ -319,6 +324,7 @@ def to_row(measurement: Measurement) -> dict[str, str]:
             row[name] = "" if value is None else format(value, form)
     row["machine"] = measurement.machine
     row["processor"] = measurement.processor
+    row["threads"] = measurement.threads
     row["gpu"] = measurement.gpu
     row["revision"] = measurement.revision
     if measurement.reconstructed:
@@ -349,6 +355,7 @@ def from_row(row: Mapping[str, str]) -> Measurement:
         revision=row.get("revision", ""),
         reconstructed=row.get("reconstructed", ""),
         processor=row.get("processor") or _processor_in(row["machine"]),
+        threads=row.get("threads", ""),
         gpu=row.get("gpu", ""),
     )
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TypeVar
@@ -59,6 +60,8 @@ def carry_out(
     name_of: Callable[[C], str],
     jobs: int,
     note_failure: Callable[[C, FedIFError], None] = lambda *_: None,
+    *,
+    threads: int = 1,
 ) -> bool:
     """Call a function for each cell, keep the results, and return whether no call failed.
 
@@ -77,6 +80,9 @@ def carry_out(
         How many cells are called for at a time, >= 1. With 1 the calls are made in this process.
     note_failure : callable
         Takes a cell that failed, and its error.
+    threads : int
+        How many torch threads each call has, >= 1. Models as small as the studies' are slower on
+        several, but coalitions of clients are shared out among them.
 
     Raises
     ------
@@ -88,7 +94,7 @@ def carry_out(
     failed = 0
     try:
         with ended_as_interrupted():
-            for cell, outcome in _call_each(todo, call, jobs):
+            for cell, outcome in _call_each(todo, call, jobs, threads):
                 done += 1
                 if isinstance(outcome, CellTakenError):
                     typer.echo(f"left out: {name_of(cell)}: {outcome}")
@@ -109,24 +115,28 @@ def carry_out(
 
 
 def _call_each(
-    todo: Sequence[C], call: Callable[[C], R], jobs: int
+    todo: Sequence[C], call: Callable[[C], R], jobs: int, threads: int
 ) -> Iterator[tuple[C, R | FedIFError]]:
     """Yield each cell as it is done, with its result or its error."""
     if jobs == 1:
-        with torch_threads(1):  # Models as small as the studies' are slower on several threads.
+        with torch_threads(threads):
             for cell in todo:
                 yield cell, _call_quietly(call, cell)
         return
     # A process that is ended leaves its temporary files behind. Here they are deleted with this
     # folder.
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        yield from _call_in_processes(todo, call, jobs, folder)
+        new_process = partial(_new_process, folder, threads)
+        yield from _call_in_processes(todo, call, jobs, new_process)
 
 
 def _call_in_processes(
-    todo: Sequence[C], call: Callable[[C], R], jobs: int, folder: str
+    todo: Sequence[C],
+    call: Callable[[C], R],
+    jobs: int,
+    new_process: Callable[[], ProcessPoolExecutor],
 ) -> Iterator[tuple[C, R | FedIFError]]:
-    """Yield as :func:`_call_each` does; temporary files of the processes lie in a folder."""
+    """Yield as :func:`_call_each` does; ``new_process`` starts a process."""
     running: dict[Future[R | FedIFError], tuple[ProcessPoolExecutor, C]] = {}
     waiting = iter(todo)
 
@@ -135,7 +145,7 @@ def _call_in_processes(
 
     try:
         for cell in islice(waiting, jobs):
-            begin(_new_process(folder), cell)
+            begin(new_process(), cell)
         while running:
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
@@ -148,7 +158,7 @@ def _call_in_processes(
                 if following is not None:
                     # After an error the next cell gets a new process: an error of a GPU, for
                     # example, leaves its process unusable.
-                    begin(_new_process(folder) if has_failed else process, following)
+                    begin(new_process() if has_failed else process, following)
                 yield cell, outcome
     finally:
         # If the caller stops early, end the processes that still run a cell.
@@ -157,7 +167,7 @@ def _call_in_processes(
         children = multiprocessing.active_children()
         for child in children:
             child.terminate()
-        for child in children:  # They write to the folder as long as they live.
+        for child in children:  # They write temporary files as long as they live.
             child.join()
 
 
@@ -169,9 +179,10 @@ def _outcome_of(future: Future[R | FedIFError]) -> R | FedIFError:
     return future.result()
 
 
-def _new_process(folder: str) -> ProcessPoolExecutor:
+def _new_process(folder: str, threads: int) -> ProcessPoolExecutor:
     """Return a pool of a single process: if the process is killed, no other cell fails."""
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare, (folder,))
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, _prepare, (folder, threads))
 
 
 def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
@@ -187,13 +198,13 @@ def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
         logging.disable(logging.NOTSET)
 
 
-def _prepare(folder: str) -> None:
-    """Ignore Ctrl-C, which the parent process handles, and compute on one thread.
+def _prepare(folder: str, threads: int) -> None:
+    """Ignore Ctrl-C, which the parent process handles, and compute on ``threads`` threads.
 
     Temporary files go to the folder.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     tempfile.tempdir = folder
 
 

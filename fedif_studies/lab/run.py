@@ -85,7 +85,7 @@ def last_ten(run: RunFolder, column: str = "test_accuracy") -> list[float]:
     return list(map(float, of_last_ten(run.rounds.read(), column)))
 
 
-def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
+def run_cells(cells: Sequence[Cell], jobs: int, *, threads: int = 1, again: bool = False) -> bool:
     """Run every cell that is not complete, and return whether all are complete afterwards.
 
     A cell that was stopped goes on from its last checkpoint.
@@ -97,6 +97,9 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
         not run.
     jobs : int
         How many cells run at a time, as for :func:`~fedif_studies.lab.filling.fill`.
+    threads : int
+        How many torch threads each cell has, as for
+        :func:`~fedif_studies.lab.parallel.carry_out`. Clients train on ``threads-per-client``.
     again : bool
         Run complete cells too, and every cell from its first round.
 
@@ -120,6 +123,7 @@ def run_cells(cells: Sequence[Cell], jobs: int, *, again: bool = False) -> bool:
             name_of=lambda cell: cell.name,
             jobs=jobs,
             note_failure=note_failure,
+            threads=threads,
         )
     # A list, as all() of a generator would stop at the first failure and leave others unwritten.
     are_complete = [_has_last_round(cell, note_failure) for cell in cells]

@@ -11,7 +11,14 @@ from rich.console import Console
 from fedif_flower.cli import cli, require_directories
 from fedif_flower.errors import require
 from fedif_flower.tables import print_line
-from fedif_studies.lab.commands import CORES, Again, Jobs, OutputDir, finish
+from fedif_studies.lab.commands import (
+    Again,
+    Jobs,
+    OutputDir,
+    Threads,
+    finish,
+    jobs_that_fit,
+)
 
 Cells = Annotated[list[str] | None, typer.Option(help="only cells like 'label-noise*_fedif_*'")]
 
@@ -26,7 +33,8 @@ def paper(
     rounds: Annotated[int | None, typer.Option(min=1, help="instead of the paper's")] = None,
     data_dir: Annotated[str, typer.Option(help="where the data sets are")] = "",
     output_dir: OutputDir = Path("runs/paper"),
-    jobs: Jobs = CORES,
+    jobs: Jobs = None,
+    threads: Threads = 1,
     device: Annotated[str, typer.Option(help="of every cell: cpu, cuda; default: auto")] = "",
     again: Again = False,
 ) -> None:
@@ -54,13 +62,16 @@ def paper(
     defaults = RunConfig.defaults()
     if device:
         defaults["device"] = device
+    if any(table.is_timed for table in chosen):
+        require(threads == 1, "threads", threads, "1 for a table of seconds, which it compares")
     # A device that is not there shall be an error before any data is read.
     select_device(RunConfig.from_run_config(defaults).device)
     to_run = table_cells(places, defaults, output_dir, rounds, data_dir)
+    jobs = jobs or jobs_that_fit(threads)
     # Cells that ran at the same time would slow each other down.
     if any(table.is_timed for table in chosen):
         jobs = 1
-    complete = run_cells(to_run, jobs, again=again)
+    complete = run_cells(to_run, jobs, threads=threads, again=again)
     console = Console()
     with report_held(output_dir):
         measured = find_measurements([output_dir])

@@ -29,7 +29,12 @@ from fedif_studies import rows as rows_of
 from fedif_studies.commands import cli
 from fedif_studies.lab import measurements, run, sweep_report
 from fedif_studies.lab.cells import Cell, find_result, remarks_on
-from fedif_studies.lab.measurements import find_measurements, read_measurement
+from fedif_studies.lab.measurements import (
+    find_measurements,
+    from_row,
+    read_measurement,
+    to_row,
+)
 from fedif_studies.lab.parallel import GridInterrupted
 from fedif_studies.lab.run import (
     CellProgress,
@@ -107,6 +112,16 @@ def revision_of(cell: Cell) -> str:
     measurement = read_measurement(cell.config.run_dir)
     assert measurement is not None
     return measurement.revision
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_cell_has_the_threads_that_were_asked_for_and_its_row_says_how_many(tmp_path, jobs):
+    cells = [small_cell(tmp_path, "first"), small_cell(tmp_path, "second", seed=1)]
+    for threads in (1, 3):
+        assert run_cells(cells, jobs, threads=threads, again=True)
+        rows = [to_row(run) for run in find_measurements([tmp_path])]
+        assert [row["threads"] for row in rows] == [str(threads)] * 2
+        assert [from_row(row).threads for row in rows] == [str(threads)] * 2
 
 
 def test_what_another_queue_runs_is_left_to_it(tmp_path, capsys):

@@ -20,6 +20,7 @@ from fedif_flower.run.config import RunConfig
 from fedif_flower.run.rows import read_rows
 from fedif_flower.settings import Scalar
 from fedif_studies.lab.cells import LABEL, distinct, find_result
+from fedif_studies.lab.commands import jobs_that_fit
 from fedif_studies.lab.measurements import (
     Measurement,
     find_measurements,
@@ -524,3 +525,15 @@ def test_a_device_that_is_not_there_is_an_error_before_any_data_is_read(tmp_path
     with pytest.raises(ConfigError, match=told):
         paper(["cifar10"], data_dir=str(tmp_path), output_dir=tmp_path, device=device)
     assert not list(tmp_path.iterdir())
+
+
+def test_seconds_are_measured_on_one_thread(tmp_path):
+    with pytest.raises(ConfigError, match="threads = 2; allowed: 1 for a table of seconds"):
+        paper(["cifar10", "timing"], data_dir=str(tmp_path), output_dir=tmp_path, threads=2)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("threads", "jobs"), [(1, 8), (2, 4), (3, 2), (8, 1), (9, 1)])
+def test_so_many_cells_run_at_a_time_that_each_thread_has_a_core(monkeypatch, threads, jobs):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert jobs_that_fit(threads) == jobs
