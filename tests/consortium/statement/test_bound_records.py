@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 from fedif_flower.run.folder import RunFolder
@@ -124,6 +125,18 @@ def write(file: str, **values: Any) -> Callable[[RunFolder], None]:
         own.write({**own.read(), **values})
 
     return change
+
+
+def test_the_last_state_is_bound_by_receipts_and_by_no_signature(paid, copied, key):
+    """Members sign earlier heads, and only the last one has the state that counts."""
+    blocks = [0.981, *[0.001] * 19]  # One of them decides everything: nobody is told apart.
+    write("provenance", held_out_blocks=blocks)(copied)
+    bind_anew(copied, key)
+    pays = {"ada": 333_34, "bob": 333_33, "cyd": 333_33}
+    assert cents(state(copied, key, ties="alike")) == pytest.approx(pays, abs=1_00)
+    verify(copied.path, members=read_members(paid / "keys"))
+    with pytest.raises(StatementError, match="ada holds a signed head of 18 lines that"):
+        checked(copied, paid, "ada")
 
 
 def scale_rounds(factor: float) -> Callable[[RunFolder], None]:

@@ -21,6 +21,7 @@ from securesystemslib.exceptions import VerificationError
 
 from fedif_consortium.evidence import dsse
 from fedif_consortium.evidence.keys import key_id
+from fedif_consortium.federation.records import public_line
 from fedif_consortium.statement.countersign import sign_statement
 from fedif_consortium.statement.manifest import (
     ENVELOPE,
@@ -32,6 +33,7 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import StatementError
 
 PAGE = (Path(__file__).parents[3] / "docs" / "statement-format.md").read_text()
+SCRIPTS = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.M)
 ROOM = importlib.resources.files("fedif_consortium.statement")
 MEMBERS = [
     *map(ec.generate_private_key, (ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1())),
@@ -54,7 +56,7 @@ def as_pem(key) -> bytes:
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="it takes openssl")
 def test_the_page_s_shell_verifies_it_with_openssl(countersigned, key):
-    (script,) = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.DOTALL | re.M)
+    script, _ = SCRIPTS
     folder = countersigned.parent
     pems = [f"{number}.pem" for number in range(6)]
     for pem, signer in zip(pems, [key, *MEMBERS, STRANGER], strict=True):
@@ -74,6 +76,14 @@ def test_the_page_s_shell_verifies_it_with_openssl(countersigned, key):
     changed = "B" if content[at] == "A" else "A"
     countersigned.write_text(content[:at] + changed + content[at + 1 :])
     assert not any(verified(pem) for pem in pems)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="it takes openssl")
+def test_the_page_s_shell_makes_pem_of_an_ed25519_key_of_openssh(tmp_path):
+    _, script = SCRIPTS
+    (tmp_path / "hospital-a.pub").write_text(public_line(STRANGER, "hospital-a"))
+    subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
+    assert (tmp_path / "hospital-a.pem").read_bytes() == as_pem(STRANGER)
 
 
 def test_what_the_page_s_python_verifies(countersigned, key, tmp_path):
