@@ -121,6 +121,12 @@ CHANGES = [
     (("predicate", "run"), "october\u202efdp"),
     (("predicate", "contact"), 301 * "a"),
     (("predicate", "code"), "A" * 64),
+    (("predicate", "code"), "0" * 64 + "\n"),
+    (("predicate", "settings"), "\n"),
+    (("predicate", "made"), "2026-11-02T09:30:00Z\n"),
+    (("predicate", "contact"), "Ada Holm\n"),
+    (("predicate", "attempts"), [{"run": "0f" * 16 + "\n", "config": "0" * 64}]),
+    (("predicate", "files", "more.csv\n"), "0" * 64),
     (("predicate", "files", "more.csv"), "0" * 64),
     (("predicate", "member"), "hospital-2"),
 ]
