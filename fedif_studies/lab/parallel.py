@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import signal
 import tempfile
 import time
@@ -14,6 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import TypeVar
 
 import torch
@@ -201,11 +203,23 @@ def _call_quietly(call: Callable[[C], R], cell: C) -> R | FedIFError:
 def _prepare(folder: str, threads: int) -> None:
     """Ignore Ctrl-C, which the parent process handles, and compute on ``threads`` threads.
 
-    Temporary files go to the folder.
+    Temporary files go to the folder. The process ends when its parent ends.
     """
+    Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     tempfile.tempdir = folder
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent process has ended, and then end this one.
+
+    A parent that is killed cannot end its processes. They would wait for their next cell forever.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def time_in(seconds: float) -> str:

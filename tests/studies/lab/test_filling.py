@@ -127,6 +127,33 @@ def test_a_grid_that_is_stopped_leaves_no_temporary_files(tmp_path, monkeypatch)
     assert list(folder.iterdir()) == []
 
 
+def test_a_grid_that_is_killed_leaves_no_process(tmp_path):
+    """It would wait for its next cell forever, and keep its memory."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = [sys.executable, str(tmp_path / "killed.py")]
+    # The call returns once no process has the pipes any more.
+    grid = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert grid.returncode == -signal.SIGKILL
+
+
+KILLED = """
+import os
+import signal
+import time
+
+from fedif_studies.lab.parallel import carry_out
+
+
+def kills_the_grid(cell):
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(300)
+
+
+if __name__ == "__main__":
+    carry_out(["a"], kills_the_grid, keep=print, name_of=str, jobs=2)
+"""
+
+
 def test_rows_wait_until_a_full_disk_has_room(tmp_path, capsys):
     path, ended = tmp_path / "rows.csv", []
     path.write_text("name,share,seed,figure,revision\nd,0.5,0,7,old\n")
