@@ -28,7 +28,7 @@ from fedif_flower.run.folder import RunFolder
 from fedif_flower.runtime.local_grid import LocalGrid
 from fedif_flower.server.record import Round
 from fedif_flower.settings import Scalar
-from fedif_flower.storage import exclusive_lock, make_folder
+from fedif_flower.storage import exclusive_lock, make_folder, writing
 from fedif_studies.lab.cells import (
     CLAIMS,
     Cell,
@@ -166,13 +166,16 @@ def claimed(cell: Cell) -> Iterator[None]:
     ------
     CellTakenError
         If another process with the same output folder runs the cell.
+    StorageError
+        If the file of the lock cannot be created or locked.
     """
     path = claims(cell.config.run_dir.parent.parent) / f"{cell.digest}.lock"
     make_folder(path.parent)
-    try:
-        lock = FileLock(path).acquire(timeout=0)
-    except Timeout:
-        raise CellTakenError("another process is running this cell") from None
+    with writing(path):
+        try:
+            lock = FileLock(path).acquire(timeout=0)
+        except Timeout:
+            raise CellTakenError("another process is running this cell") from None
     with lock:
         yield
 

@@ -47,7 +47,7 @@ from fedif_studies.lab.run import (
 )
 from fedif_studies.lab.spec import read_sweep
 from fedif_studies.rows import Row
-from tests.studies.lab.small import DEFAULTS, full_disk, small_cell
+from tests.studies.lab.small import DEFAULTS, full_disk, small_cell, write_result
 
 
 def test_a_cell_that_failed_is_tried_again_and_only_that(tmp_path, capsys):
@@ -133,6 +133,16 @@ def test_what_another_queue_runs_is_left_to_it(tmp_path, capsys):
     assert "failed" not in told.err
     assert [find_result(cell) is not None for cell in (mine, taken)] == [True, False]
     assert run_cells([taken, mine], 1)
+
+
+def test_a_cell_that_cannot_be_locked_has_failed_and_the_reason_names_the_file(tmp_path, capsys):
+    cell = small_cell(tmp_path)
+    lock = claims(tmp_path) / f"{cell.digest}.lock"
+    lock.mkdir(parents=True)
+    assert not run_cells([cell], 1)
+    assert f"failed: cell: cannot write {lock}: " in capsys.readouterr().err
+    lock.rmdir()
+    assert run_cells([cell], 1)
 
 
 @pytest.mark.parametrize("again", [False, True])
