@@ -95,7 +95,7 @@ def audit(
     for case in cases or ():
         require(case in CASES, "case", case, ", ".join(CASES))
     task = AuditTask(parsed, images)
-    folder = output_dir.expanduser().absolute()
+    folder = output_dir.absolute()
     chosen = cases or tuple(CASES)
     complete = measure(task, folder, cases=chosen, seeds=seeds, retrain=retrain, again=again)
     with held_alone(folder):

@@ -25,7 +25,17 @@ Threads = Annotated[
 Again = Annotated[
     bool, typer.Option("--again", help="measure what is there too; the new takes its place")
 ]
-OutputDir = Annotated[Path, typer.Option(help="where results go")]
+
+
+def _expanded(folder: Path) -> Path:
+    """Return a folder with the user's home in the place of ``~``.
+
+    A shell leaves the ``~`` of ``--output-dir=~/runs`` and of a quoted path as it is.
+    """
+    return folder.expanduser()
+
+
+OutputDir = Annotated[Path, typer.Option(help="where results go", callback=_expanded)]
 
 
 def jobs_that_fit(threads: int) -> int:

@@ -324,6 +324,19 @@ def test_a_sweep_reports_its_cells_wherever_they_lie(tmp_path):
     assert not list((tmp_path / "out" / "one").glob("*/summary.json"))  # It lies with the second.
 
 
+def test_a_home_in_the_name_of_an_output_folder_is_the_user_s(tmp_path, monkeypatch):
+    """A folder that is called ``~`` is easily removed together with the user's home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    runs = []
+    for seed in range(2):
+        folder = tmp_path / f"run-{seed}"
+        runs.append(str(write_result(folder, {"seed": seed, "run-name": "run"}, [0.5])))
+    sweep(["compare", *runs, "--output-dir=~/compared"])
+    assert (tmp_path / "home" / "compared" / "table.md").is_file()
+    assert not (tmp_path / "~").exists()
+
+
 def test_a_sweep_reads_and_writes_its_report_while_no_other_queue_does(tmp_path, monkeypatch):
     """Else one that ends first, and draws longer, writes an older table over a later one."""
     held = []
