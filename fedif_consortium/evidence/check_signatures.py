@@ -276,7 +276,8 @@ class _SignatureCheck:
                 f"{where} was signed for round {update.asked_in}, and clients.csv has that it was "
                 f"asked in round {asked_in}"
             )
-        recorded = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
+        with refused_as(StatementError, f"{where}: clients.csv does not say of how many examples"):
+            recorded = float(row.get("claimed_examples") or row.get("num_examples") or "nan")
         if recorded != update.examples:
             raise StatementError(
                 f"{where} was signed with {update.examples:g} examples, and clients.csv has "

@@ -11,9 +11,10 @@ from typing import Any
 from fedif_consortium.evidence.attempts import AgreedRun, SeenAttempt
 from fedif_consortium.evidence.member_receipts import RUN_ID
 from fedif_consortium.evidence.receipts import ToldRound, read_leaf
-from fedif_consortium.evidence.signed import SignedUpdate
+from fedif_consortium.evidence.signed import SignedUpdate, first_error
 from fedif_flower.errors import ConfigError, EvidenceError, StatementError
 from fedif_flower.foreign import parse_json, read_whole
+from fedif_flower.messages.text import printable
 
 # The names of files with what the server told begin so; other files have what the member sent.
 _ROUND = "round-"
@@ -207,7 +208,7 @@ def _read(path: Path, run: str) -> dict[str, Any]:
             if "signature" in content:  # A member without a guard does not sign.
                 _require_signed(SignedUpdate.read(run, content), int(content["round"]))
     except (OSError, KeyError, TypeError, ValueError, EvidenceError) as error:
-        raise StatementError(f"{path} was changed: {error!r:.120}") from error
+        raise StatementError(f"{path} was changed: {printable(first_error(error))}") from error
     return content
 
 
@@ -224,7 +225,7 @@ def _read_told(path: Path, run: str, content: Mapping[str, Any]) -> ToldRound:
         told_round = ToldRound.read(run, content)
         told_round.check()
     except (TypeError, ValueError, EvidenceError) as error:
-        raise StatementError(f"{path} was changed: {error!r:.120}") from error
+        raise StatementError(f"{path} was changed: {printable(first_error(error))}") from error
     return told_round
 
 

@@ -31,12 +31,14 @@ from fedif_consortium.evidence.keys import public_der, read_public_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
 from fedif_consortium.evidence.reply_witness import ReplyWitness
+from fedif_consortium.evidence.signed import first_error
 from fedif_flower.attribution.callback import PathAttribution
 from fedif_flower.attribution.records import RoundAttribution
 from fedif_flower.errors import ConfigError, EvidenceError, require
 from fedif_flower.foreign import read_whole
 from fedif_flower.messages.client_node import ClientNode
 from fedif_flower.messages.instructions import RECEIPTS_KEY
+from fedif_flower.messages.text import printable
 from fedif_flower.run.config import RunConfig
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.own_sections import UpdatesSettings
@@ -432,6 +434,8 @@ def _chain_of(
                 f"{path} was written by an earlier version of fedif-flower, whose heads name no "
                 "attempt at a run: use that version"
             )
+        if folder.receipts.header() not in ([], list(LEAF)):
+            raise ConfigError(f"{folder.receipts.path} has other columns than {', '.join(LEAF)}")
         lines = [",".join(row.values()) for row in folder.receipts.read()]
         for head in heads:
             leaves = lines[chain.sizes[chain.root] : int(head["size"])]
@@ -450,7 +454,7 @@ def _chain_of(
     except (OSError, KeyError, ValueError, TypeError, EvidenceError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {printable(first_error(error))}") from error
     return chain
 
 

@@ -66,7 +66,10 @@ class Signed(AgreedRun):
         ValueError, TypeError
             If a value is missing or malformed.
         """
-        return cls.model_validate({**cells, "run": run})
+        try:
+            return cls.model_validate({**cells, "run": run})
+        except ValidationError as error:
+            raise ValueError(first_error(error)) from error
 
     def cells(self) -> dict[str, Any]:
         """Return all attributes but ``run``, as a table's row or JSON has them."""
@@ -196,8 +199,12 @@ def claimed_examples(content: RecordDict) -> float:
 
 def first_error(error: Exception) -> str:
     """Return an error's text in one line; of a ValidationError, its first finding alone."""
+    if isinstance(error, KeyError):
+        return f"{error} is missing"
     if not isinstance(error, ValidationError):
         return str(error)
     wrong = error.errors()[0]
     where = ".".join(map(str, wrong["loc"]))
+    if wrong["type"] == "missing":  # Its input is the object that lacks the key.
+        return f"{where} is missing"
     return f"{where} = {wrong['input']!r:.80}: {wrong['msg']}"

@@ -50,6 +50,7 @@ from fedif_consortium.statement.settings import AMOUNT, PayBy, StatementSettings
 from fedif_consortium.statement.undelivered import queue_pages
 from fedif_flower.errors import ConfigError, StatementError, require
 from fedif_flower.foreign import parse_json, refused_as
+from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.rows import csv_text
 from fedif_flower.words import listed
@@ -337,23 +338,25 @@ def read_account(text: str | bytes) -> Account:
 
     Raises
     ------
-    ValueError
-        If the text is no account.
     StatementError
-        If the account has a name that no member can have.
+        If the text is no account, or the account has a name that no member can have.
     """
     try:
         account = TypeAdapter(Account).validate_python(parse_json(text))
     except ValidationError as error:
         wrong = error.errors()[0]
         if wrong["type"] == "missing":
-            raise ValueError(
+            raise StatementError(
                 f"{ACCOUNT} has no {wrong['loc'][-1]!r}: another version of fedif-flower made it; "
                 "verify it with that one, or let the operator make it again"
             ) from error
-        raise ValueError(first_error(error)) from error
+        raise StatementError(f"{ACCOUNT}: {printable(first_error(error))}") from error
+    except ValueError as error:
+        raise StatementError(f"{ACCOUNT}: {printable(error)}") from error
     if account.budget_cents is not None and account.budget_cents < 0:
-        raise ValueError(f"{ACCOUNT}: budget_cents = {account.budget_cents}; allowed: 0 or more")
+        raise StatementError(
+            f"{ACCOUNT}: budget_cents = {account.budget_cents}; allowed: 0 or more"
+        )
     try:
         require_names(account.names.values(), NAMES)
     except ConfigError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ from fedif_flower.run.secret_validation import (
 
 # A round's figures: client id, contribution and credit of each member with a part in it.
 StepFigures = frozenset[tuple[int, float, float]]
+# Columns of whole numbers that a statement needs, in tables of which it reads every column.
+_IN_ROUNDS = ("round", "accepted", "rejected", "failed", "late", "online", "round_failed")
+_IN_ATTENDANCE = ("round", "partition_id", "client_id")
+_WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0)?")  # A partition that is not known is -1.
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "MemberRound", "Reply")
 
@@ -238,14 +243,14 @@ class RunRecords:
         They are those with a name in ``names.csv``, and those that were there. Heads bind both,
         so the ids do not depend on the names that the operator chooses for a statement.
         """
-        attendance = _lines(self.folder.attendance)
+        attendance = _lines(self.folder.attendance, _IN_ATTENDANCE)
         there = {int(line["client_id"]) for line in attendance}
         return there | read_names(self.folder.names.path).keys()
 
     def completeness(self) -> Completeness:
         """Return how complete the replies in the records are."""
         replies = map(vars, self.replies)
-        attendance = _lines(self.folder.attendance)
+        attendance = _lines(self.folder.attendance, _IN_ATTENDANCE)
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
@@ -271,7 +276,7 @@ class RunRecords:
     def own_parts(self) -> dict[int, OwnPart]:
         """The own part of each member's updates, by client id."""
         own_parts: dict[int, OwnPart] = {}
-        for line in _lines(self.folder.own_parts):
+        for line in _lines(self.folder.own_parts, ("client_id", "rounds")):
             cells = dict(line)
             client_id = cells.pop("client_id")
             rounds = cells.pop("rounds")
@@ -283,7 +288,8 @@ class RunRecords:
     @cached_property
     def signed(self) -> set[tuple[int, int]]:
         """The round and the client id of each reply that was signed."""
-        return {(row["round"], row["client_id"]) for row in _lines(self.folder.signatures)}
+        rows = _lines(self.folder.signatures, ("round", "client_id"))
+        return {(row["round"], row["client_id"]) for row in rows}
 
     @cached_property
     def rounds_of(self) -> Mapping[int, list[MemberRound]]:
@@ -399,13 +405,14 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         replies=replies,
         members=members,
         names=names,
-        lines=_lines(folder.rounds),
+        lines=_lines(folder.rounds, _IN_ROUNDS),
     )
 
 
 def _require_complete(folder: RunFolder) -> None:
     """Raise ConfigError, which names the missing file, unless a run ended and was attributed."""
-    for file in (folder.summary, folder.attribution, folder.attributed_rounds, folder.clients):
+    tables = (folder.attribution, folder.attributed_rounds, folder.clients, folder.rounds)
+    for file in (folder.summary, *tables):
         if not file.path.is_file():
             raise ConfigError(
                 f"{str(file.path)!r} is missing: it takes a run that came to its end with "
@@ -434,8 +441,13 @@ def _parse(
     for line in table.read():
         row: dict[str, Any] = {column: value for column, value in line.items() if value}
         for name, start in lists.items():
-            columns = [column for column in row if str(column).startswith(start)]
-            row[name] = [row[column] for column in columns]
+            cells = {column: value for column, value in line.items() if column.startswith(start)}
+            row[name] = [value for value in cells.values() if value]
+            # With a gap, later columns would be taken for earlier ones.
+            if row[name] and len(row[name]) < len(cells):
+                gap = list(cells.values()).index("")
+                where = f"{table.path}, line {len(rows) + 2}"
+                raise ConfigError(f"{where}: {list(cells)[gap]} is empty, and others are not")
         rows.append(row)
     try:
         return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
@@ -444,13 +456,29 @@ def _parse(
         raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
 
 
-def _lines(table: Table) -> list[Line]:
-    """Return the lines of a table with the types of its values; empty without a file."""
+def _lines(table: Table, whole_numbers: Iterable[str]) -> list[Line]:
+    """Return the lines of a table with the types of its values; empty without a file.
+
+    ``whole_numbers`` are columns that hold a whole number in each line. Others may not be there:
+    later versions have added columns.
+
+    Raises
+    ------
+    ConfigError
+        If such a column is missing, or one of its cells is no whole number. The message names both.
+    """
     content = read_table(table.path, more=True)
-    # Only the first column has to be there: later versions have added columns.
-    first = table.columns[0]
-    if content.num_rows and first not in content.column_names:
-        raise ConfigError(f"{table.path} has no column {first!r}")
+    if not content.num_rows:
+        return []
+    for column in whole_numbers:
+        if column not in content.column_names:
+            raise ConfigError(f"{table.path} has no column {column!r}")
+        for number, value in enumerate(content[column].to_pylist(), start=2):
+            # One cell that is no number makes texts of all the others.
+            if not _WHOLE_NUMBER.fullmatch(str(value)):
+                raise ConfigError(
+                    f"{table.path}, line {number}: {column} = {value!r:.80}; allowed: an integer"
+                )
     return list(content.to_pylist())
 
 

@@ -369,8 +369,11 @@ def _read_checked_account(run: RunFolder, manifest: Manifest) -> Account:
     # Pages are compared only if this version made them: another may word or draw them differently.
     if manifest.made_with == made_with():
         for name, content in contents(account, records, manifest).items():
-            if read_file(run.statement, name) != content:
-                raise StatementError(f"{name} does not show what {ACCOUNT} says")
+            if read_file(run.statement, name) == content:
+                continue
+            if name == ACCOUNT:
+                raise StatementError(f"{ACCOUNT} is not written as fedif writes it")
+            raise StatementError(f"{name} does not show what {ACCOUNT} and the manifest say")
     return account
 
 

@@ -93,6 +93,24 @@ def test_an_update_is_of_the_round_that_was_signed(bobs, moved_to):
         read_held(bobs.parent, RUN, "october")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"key": None}, "key is missing"),
+        ({"examples": "many"}, "examples = 'many': "),
+        ({"run": None}, "'run' is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_in_a_line(bobs, content, words):
+    values = {"run": RUN, **signed_with_a_key_of_its_own(BOB), **content}
+    values = {name: value for name, value in values.items() if value is not None}
+    path = bobs / "sent-000999-00000000-1.json"
+    path.write_text(json.dumps(values))
+    with pytest.raises(StatementError, match=f"^{path} was changed: {words}") as caught:
+        read_held(bobs.parent, RUN, "october")
+    assert "\n" not in str(caught.value)
+
+
 def test_another_members_line_is_refused(chain, bobs):
     """Who has the records knows all lines: each leads to the same head."""
     put(bobs, "round-000000000004.json", chain.rounds[1].for_member(ADA).cells())

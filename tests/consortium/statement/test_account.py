@@ -220,7 +220,6 @@ SPLIT = {
     [
         # Client 0 gave 1: a quarter by the first block, half of it in the first class.
         ("contribution_block_0", "0.251", "block"),
-        ("contribution_block_0", "", "block"),
         ("contribution_noise_low_block_1", "0.376", "block"),
         ("contribution_noise_high_block_1", "1.51", "block"),
         ("contribution_class_1", "0.52", "class"),
@@ -235,6 +234,17 @@ def test_contributions_by_class_and_block_add_up_to_a_member_s(tmp_path, column,
     words = f"attribution.csv: in round 2 the contributions of client 0 by {split} do not add up"
     with pytest.raises(StatementError, match=words):
         require_consistent(read_run(run_dir))
+
+
+@pytest.mark.parametrize(
+    "column", ["contribution_class_0", "contribution_block_1", "contribution_noise_low_block_1"]
+)
+def test_a_gap_in_contributions_by_class_or_block_is_named(tmp_path, column):
+    """It may be so small a part that the others add up."""
+    run_dir = make_run(tmp_path / "run", [{0: 1.0, 1: 0.5}], **SPLIT)
+    rewrite(RunFolder(run_dir).attribution, altered({"client_id": "1"}, **{column: ""}))
+    with pytest.raises(ConfigError, match=f"line 3: {column} is empty, and others are not"):
+        read_run(run_dir)
 
 
 def test_contributions_by_class_and_block_are_rounded(tmp_path):

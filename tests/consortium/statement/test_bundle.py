@@ -90,7 +90,7 @@ ROW = "\n1,0,0,0.5,0.5,"
     [
         ("attribution", ROW, "\n1,0,0,0.5,inf,", "attribution.csv, line 2"),
         ("attribution", ROW, "\n1,0,0,0.5,,", "attribution.csv, line 2"),
-        ("attribution", "client_id", "client", "attribution.csv, line 2: client_id = "),
+        ("attribution", "client_id", "client", "attribution.csv, line 2: client_id is missing"),
         ("attribution", "0.25,0.25\n1,1", "0.25,0.25,7\n1,1", "attribution.csv, line 2"),
         ("clients", "accepted", "absent", "clients.csv, line 2: status = 'absent'"),
         ("attributed_rounds", "\n1,", "\n5,", "are not 1, 2, 3"),

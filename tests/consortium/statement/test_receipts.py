@@ -39,6 +39,7 @@ from tests.consortium.statement.signed_runs import (
     rewrite,
     swapped,
     without,
+    without_columns,
 )
 from tests.run.resuming import Killed, killed_at
 from tests.server.hostile import reply_of
@@ -202,6 +203,19 @@ def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
     make_statement(copied.path, key)
     with pytest.raises(StatementError, match=words):
         verify(copied.path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "words"),
+    [
+        ("receipts", "weight", r"receipts\.csv has other columns than round, client_id, update"),
+        ("round_heads", "state", r"round_heads\.csv: 'state' is missing$"),
+    ],
+)
+def test_columns_that_a_chain_lacks_are_named(copied, key, table, column, words):
+    rewrite(getattr(copied, table), without_columns(column))
+    with pytest.raises(ConfigError, match=words):
+        make_statement(copied.path, key)
 
 
 def test_receipts_that_were_cut_off_make_no_statement(copied, key):

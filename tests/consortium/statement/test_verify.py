@@ -182,6 +182,11 @@ def edited(name: str, old: str, new: str):
     return change
 
 
+def late_as(text: str):
+    """Return what says another number of late replies in round 1."""
+    return lambda run_dir: rewrite(RunFolder(run_dir).rounds, altered({"round": "1"}, late=text))
+
+
 def written(name: str, content: str):
     return lambda run_dir: (run_dir / name).write_text(content)
 
@@ -328,6 +333,22 @@ TAMPERED = [
     (UNEVEN, check, "attribution_rounds.csv was changed"),
     (written("model.pt", ""), remake, "model.pt holds no model"),
     (edited("rounds.csv", "round,", "number,"), remake, "rounds.csv has no column 'round'"),
+    (edited("rounds.csv", ",late,", ",lat,"), remake, "rounds.csv has no column 'late'"),
+    (late_as("x"), remake, r"rounds\.csv, line 3: late = 'x'; allowed: an integer"),
+    (late_as(""), remake, r"rounds\.csv, line 3: late = None; allowed: an integer"),
+    (lambda run_dir: (run_dir / "rounds.csv").unlink(), remake, r"rounds\.csv' is missing"),
+    (edited("attribution.csv", "round,", "number,"), remake, "csv, line 2: round is missing"),
+    (
+        edited("statement/statement.json", '"sum"', '"som"'),
+        sign_and_check,
+        "^statement.json: pay_by",
+    ),
+    (edited("statement/statement.json", "{", "\ufeff{"), sign_and_check, "^statement.json: Unexp"),
+    (
+        edited("statement/statement.json", "\n}\n", "}\n"),
+        sign_and_check,
+        "^statement.json is not written as fedif writes it",
+    ),
     (UNEVEN, sign_and_check, "round 1 does not add up"),
     (UNEVEN, remake, "round 1 does not add up"),
     (credited_more, sign_and_check, "is credited with more than it contributed"),
@@ -403,6 +424,17 @@ def test_a_key_that_is_there_twice_is_found_though_signed(copy, key, written):
     envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=payload.encode()).signed_by(key)
     path.write_text(envelope.to_bytes().decode().replace(*written, 1))
     with pytest.raises(StatementError, match="there twice"):
+        verify(copy)
+
+
+def test_what_a_manifest_lacks_is_named(copy, key):
+    signed = read_signed(copy / "statement").statement
+    payload = signed.model_dump(by_alias=True)
+    del payload["predicate"]["contact"]
+    text = json.dumps(payload, separators=(",", ":")).encode()
+    envelope = Envelope(payload_type=PAYLOAD_TYPE, payload=text).signed_by(key)
+    (copy / "statement" / ENVELOPE).write_bytes(envelope.to_bytes())
+    with pytest.raises(StatementError, match=r"was changed: predicate\.contact is missing$"):
         verify(copy)
 
 
