@@ -161,13 +161,17 @@ def class_mean(loss_fn: Callable[..., Any]) -> ClassMean | None:
 
 
 def takes_log_probabilities(loss_fn: Callable[..., Any]) -> bool:
-    """Tell whether a loss is torch's negative log-likelihood, which normalises no logits itself."""
+    """Tell whether a loss is one of torch's that take log-probabilities, and normalise no logits.
+
+    These are the negative log-likelihood and the Kullback-Leibler divergence.
+    """
     if isinstance(loss_fn, ForwardCorrected):
         return takes_log_probabilities(loss_fn.loss_fn)
-    if isinstance(loss_fn, nn.NLLLoss):
-        return type(loss_fn).forward is nn.NLLLoss.forward
+    for kind in (nn.NLLLoss, nn.KLDivLoss):
+        if isinstance(loss_fn, kind):
+            return type(loss_fn).forward is kind.forward
     function = loss_fn.func if isinstance(loss_fn, partial) else loss_fn
-    return function is functional.nll_loss
+    return function in (functional.nll_loss, functional.kl_div)
 
 
 def _options_of(loss_fn: Callable[..., Any]) -> dict[str, Any] | None:

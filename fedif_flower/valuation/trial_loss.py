@@ -58,8 +58,8 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
 def require_log_probabilities(model: nn.Module, objective: Objective, batch: Any) -> None:
     """Raise ConfigError if the loss takes log-probabilities, and the model gives something else.
 
-    Torch's negative log-likelihood does not normalise: of logits or of probabilities its mean has
-    no lower bound, or no maximum-likelihood meaning, and nothing else would show that.
+    Torch's negative log-likelihood does not normalise. Of logits it has no lower bound: whatever
+    makes them longer lowers it, and nothing else would show that.
     """
     if not takes_log_probabilities(objective.loss_fn):
         return

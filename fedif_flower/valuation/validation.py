@@ -129,7 +129,7 @@ class Validation(Passes):
         mode; if a score is not finite at the given model.
     ConfigError
         If ``loss_fn`` is no mean over the examples, or a score that has to be a mean is none; if
-        the loss is torch's ``nll_loss`` and the model gives no log-probabilities; if
+        the loss is torch's ``nll_loss`` or ``kl_div`` and the model gives no log-probabilities; if
         ``batch_loss`` gives a sum in place of the mean; if a loss or score compares each output
         with every target, as with shapes ``[n, 1]`` and ``[n]``; if the gradient of the loss is
         exactly 0 at the given model, or the loss is the same at very different parameters; if

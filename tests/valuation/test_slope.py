@@ -71,6 +71,18 @@ def test_a_negative_log_likelihood_of_no_log_probabilities_is_refused(loss_fn, n
     judged(log_probabilities, ROWS, CLASSES, loss_fn=loss_fn, noise=noise)
 
 
+@pytest.mark.parametrize(
+    "loss_fn",
+    [nn.KLDivLoss(reduction="batchmean"), partial(functional.kl_div, reduction="batchmean")],
+    ids=["module", "function"],
+)
+def test_a_divergence_of_no_log_probabilities_is_refused(loss_fn):
+    chances = functional.one_hot(CLASSES, 2).float()
+    with pytest.raises(ConfigError, match=r"takes log-probabilities, which are <= 0; allowed"):
+        judged(nn.Linear(3, 2), ROWS, chances, loss_fn=loss_fn)
+    judged(nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(dim=1)), ROWS, chances, loss_fn=loss_fn)
+
+
 def test_a_class_of_losses_is_told_from_a_loss():
     with pytest.raises(ConfigError, match=r"loss_fn is the class MSELoss; allowed: MSELoss\(\)"):
         Validation(nn.Linear(1, 1), torch.rand(4, 1), torch.rand(4, 1), loss_fn=nn.MSELoss)
