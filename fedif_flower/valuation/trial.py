@@ -32,6 +32,7 @@ from fedif_flower.valuation.trial_loss import (
     settle_evaluation_mode,
     try_batch_loss,
     try_company,
+    warn_of_probabilities,
 )
 from fedif_flower.valuation.trial_scores import try_scores
 
@@ -132,6 +133,7 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
                 "model, which is a copy of yours: nothing to train"
             )
         require_log_probabilities(model.module, objective, batch)
+        warn_of_probabilities(model.module, objective, batch)
         settle_evaluation_mode(model, objective, batch)
         require_pure(model, objective, batch, before)
     return batch, fastest

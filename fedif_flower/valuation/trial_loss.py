@@ -31,7 +31,7 @@ from fedif_flower.valuation.trial_functions import (
 logger = logging.getLogger(__name__)
 _SEED = 0
 _ROUNDINGS = 1000  # Tolerance in roundings (eps) of the loss.
-_OF_LOGARITHM = 1e-3  # How far above 0 rounding may take the logarithm of a probability.
+_OF_PROBABILITY = 1e-3  # How far rounding may take the sum of probabilities, and log(1), away.
 _FOR_ONE_OUTPUT = (
     "nn.BCEWithLogitsLoss() for the logit of a yes or no, nn.BCELoss() for its probability, "
     "nn.MSELoss() for a quantity"
@@ -66,11 +66,33 @@ def require_log_probabilities(model: nn.Module, objective: Objective, batch: Any
     with torch.no_grad():
         outputs, _ = objective.metric_arguments(model, batch)
     highest = float(outputs.max())
-    if highest > _OF_LOGARITHM:
+    if highest > _OF_PROBABILITY:
         raise ConfigError(
             f"the model gives outputs up to {highest:.3g}, where {objective.call} takes "
             "log-probabilities, which are <= 0; allowed: a model that ends with "
             "nn.LogSoftmax(dim=1), or nn.CrossEntropyLoss() for logits"
+        )
+
+
+def warn_of_probabilities(model: nn.Module, objective: Objective, batch: Any) -> None:
+    """Warn if the loss is cross-entropy, and the model gives probabilities instead of logits.
+
+    Cross-entropy takes the softmax of them once more. A model that is sure and right then still has
+    a loss of log(1 + (C - 1) / e) for C classes, and its gradient hardly tells updates apart.
+    """
+    if objective.class_mean is None or takes_log_probabilities(objective.loss_fn):
+        return
+    with torch.no_grad():
+        outputs, _ = objective.metric_arguments(model, batch)  # [n, C, ...]
+    sums = outputs.sum(dim=1)
+    are_probabilities = bool((outputs >= 0).all()) and torch.allclose(
+        sums, torch.ones_like(sums), atol=_OF_PROBABILITY
+    )
+    if are_probabilities:
+        logger.warning(
+            "the model gives probabilities, of which %s takes the softmax once more: it can say "
+            "little then; leave out the model's own softmax",
+            objective.call,
         )
 
 

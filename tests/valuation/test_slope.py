@@ -71,6 +71,14 @@ def test_a_negative_log_likelihood_of_no_log_probabilities_is_refused(loss_fn, n
     judged(log_probabilities, ROWS, CLASSES, loss_fn=loss_fn, noise=noise)
 
 
+@pytest.mark.parametrize(("softmax", "warned"), [(nn.Softmax, 1), (nn.LogSoftmax, 0)])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_cross_entropy_of_probabilities_is_warned_of(softmax, warned, noise, caplog):
+    judged(nn.Sequential(nn.Linear(3, 2), softmax(dim=1)), ROWS, CLASSES, noise=noise)
+    judged(nn.Linear(3, 2), ROWS, CLASSES, noise=noise)
+    assert caplog.text.count("leave out the model's own softmax") == warned
+
+
 @pytest.mark.parametrize(
     "loss_fn",
     [nn.KLDivLoss(reduction="batchmean"), partial(functional.kl_div, reduction="batchmean")],
