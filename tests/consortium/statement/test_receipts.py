@@ -29,6 +29,7 @@ from fedif_consortium.statement.verify import verify
 from fedif_flower.errors import CheckpointError, ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.server.loop import ScreenedStrategy
+from tests.consortium.commands.typed import call
 from tests.consortium.statement import signed_runs as of
 from tests.consortium.statement.receipted_runs import held, nodes, run, run_and_deliver
 from tests.consortium.statement.signed_runs import (
@@ -203,6 +204,19 @@ def test_a_chain_that_is_not_that_of_the_records_is_found_without_receipts(
     make_statement(copied.path, key)
     with pytest.raises(StatementError, match=words):
         verify(copied.path)
+
+
+def test_a_copy_of_a_member_s_receipts_speaks_for_no_other_member(honest, tmp_path):
+    """Else bob hands in what ada holds, and nobody is told that his own were not compared."""
+    shutil.copytree(honest / "ada", tmp_path / "bob")
+
+    def last_line(*folders) -> str:
+        options = [word for folder in folders for word in ("--receipts", folder)]
+        return call("verify", honest / "runs" / "run", *options).splitlines()[-1]
+
+    words = "that the other members were told these records (their --receipts)"
+    assert words in last_line(*held(honest, "ada", "cyd"), tmp_path / "bob")
+    assert words not in last_line(*held(honest))
 
 
 @pytest.mark.parametrize(
