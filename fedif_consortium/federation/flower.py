@@ -303,7 +303,8 @@ def run_to_end(
     Raises
     ------
     ConfigError
-        If the app lacks a key of ``run_config``, or another run goes on.
+        If the app lacks a key of ``run_config``, another run goes on, or both ``queue`` and
+        ``beside`` are set.
     TrainingFailedError
         If the run ended without completing; the message has Flower's words for it.
     FlowerCommandError
@@ -311,6 +312,8 @@ def run_to_end(
     KeyboardInterrupt
         At Ctrl-C, or a signal to end this process. The run goes on.
     """
+    if queue and beside:
+        raise ConfigError("--queue waits for other runs, --beside does not; allowed: one of them")
     checked_config = _checked_config(app, run_config)
     with ended_as_interrupted():
         run_id = _submit(flower, app.absolute(), checked_config, lock, queue=queue, beside=beside)

@@ -173,6 +173,13 @@ def test_a_run_does_not_begin_beside_another_one_unless_it_is_to(lock, capsys):
     assert capsys.readouterr().out.count("waiting for the end of run 7") == 1
 
 
+def test_a_run_that_waits_for_others_cannot_begin_beside_them(lock):
+    runs = superlink(others=[["7"]])
+    with pytest.raises(ConfigError, match=r"--queue waits .* --beside does not; allowed: one of"):
+        run_to_end(runs, PROJECT, "", lock, queue=True, beside=True)
+    runs.submit.assert_not_called()
+
+
 def test_who_waits_goes_on_waiting_when_an_answer_does_not_come(lock):
     lost = [["unavailable"]] * 3
     waited = superlink("finished:completed", others=[["7"], *lost, ["7"], *lost, []])
