@@ -135,19 +135,24 @@ def rows_by_round(run: RunFolder, last: int) -> dict[int, bytes]:
     Raises
     ------
     EvidenceError
-        If a table is not written as a run writes it, or has a row without a round or of a round
-        after ``last``.
+        If a table is not written as a run writes it, or has a row without a round, of a round after
+        ``last``, or of an earlier round than the row before it.
     """
     content: dict[int, list[tuple[str, Cells, Sequence[Cells]]]] = defaultdict(list)
     for table in bound_tables(run):
         name = table.path.name
         header, rows = read_cells(table)
         rows_in: dict[int, list[Cells]] = defaultdict(list)  # By round.
+        before = 1
         for line, row in enumerate(rows, start=2):
             with refused_as(EvidenceError, f"{name}, line {line}"):
                 number = max(int(row[0]), 1)  # Rows of round 0 count for round 1.
                 if number > last:
                     raise ValueError(f"it is of round {number}, of which there is no head")
+                # No head binds the order of rounds, and a member's last line says its weight score.
+                if number < before:
+                    raise ValueError(f"it is of round {number}, and stands behind round {before}")
+                before = number
                 rows_in[number].append(row)
         for number, rows_of_round in rows_in.items():
             content[number].append((name, header, rows_of_round))

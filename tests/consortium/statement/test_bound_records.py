@@ -127,6 +127,19 @@ def write(file: str, **values: Any) -> Callable[[RunFolder], None]:
     return change
 
 
+@pytest.mark.parametrize("table", ["clients", "attribution", "attendance", "signatures"])
+def test_no_round_stands_before_an_earlier_one(paid, copied, key, table):
+    """No hash of a round tells: a member's last line says its weight score, and who is there."""
+    others = copied.attendance.read()
+    rewrite(copied.attendance, lambda rows: [*rows, {**others[0], "round": "4"}])
+    bind_anew(copied, key)
+    rewrite(getattr(copied, table), lambda rows: sorted(rows, key=lambda row: -int(row["round"])))
+    state(copied, key)
+    words = rf"{table}\.csv, line \d+: .*it is of round \d, and stands behind round \d"
+    with pytest.raises(StatementError, match=words):
+        verify(copied.path)
+
+
 def test_the_last_state_is_bound_by_receipts_and_by_no_signature(paid, copied, key):
     """Members sign earlier heads, and only the last one has the state that counts."""
     blocks = [0.981, *[0.001] * 19]  # One of them decides everything: nobody is told apart.
