@@ -148,9 +148,10 @@ def _require_chained(rounds: Sequence[RoundLoss], name: str) -> None:
         if not math.isfinite(expected):
             expected = 0.0
         if not math.isclose(row.decrease, expected, rel_tol=ROUNDING, abs_tol=ROUNDING):
+            # So many digits that what is refused is seen to differ.
             raise StatementError(
-                f"{name}: round {row.round} has a fall of {row.decrease:.6g}, its losses one of "
-                f"{expected:.6g}"
+                f"{name}: round {row.round} has a fall of {row.decrease:.12g}, its losses one of "
+                f"{expected:.12g}"
             )
     for before, row in pairwise(rounds):
         losses = (before.loss_after, row.loss_before)

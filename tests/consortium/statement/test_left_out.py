@@ -240,6 +240,7 @@ def test_an_event_is_part_of_what_is_checked(tmp_path):
     # A remainder that the losses do not have; a loss from which nothing came.
     for line, words in (
         ("2,1.5,1.0,30.5,0.5,30.0", "round 2 has a fall of 30.5, its losses one of 0.5"),
+        ("2,1.5,1.0,0.50000001,0.5,0.0", "a fall of 0.50000001, its losses one of 0.5$"),
         ("2,31.5,1.0,30.5,0.5,30.0", "round 2 begins at a loss of 31.5, but round 1 ended at 1.5"),
         ("2,nan,1.0,0.0,0.5,-0.5", "round 2 begins at a loss of nan, but round 1 ended at 1.5"),
     ):
