@@ -162,6 +162,14 @@ def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
+def _require_encodable(text: str) -> None:
+    """Raise ValueError, which shows the text, if it holds half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"half of a surrogate pair in {text!a:.80}") from None
+
+
 def _require_plain(value: Any) -> None:
     """Raise ValueError if a value is nested too deep, or holds a string that cannot be encoded."""
     # Level by level: recursive code could itself run into the limit of the recursion.
@@ -170,7 +178,7 @@ def _require_plain(value: Any) -> None:
         next_level: list[Any] = []
         for item in level:
             if isinstance(item, str):
-                item.encode()  # Raises ValueError for half of a surrogate pair.
+                _require_encodable(item)
             elif isinstance(item, dict):
                 next_level += item.keys()
                 next_level += item.values()

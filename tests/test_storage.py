@@ -81,7 +81,7 @@ def test_a_pipe_is_no_file(tmp_path):
         (100_000 * "[", "nested deeper than 64 levels"),
         (65 * "[" + "1" + 65 * "]", "nested deeper than 64 levels"),
         ('{"a": {"b": 1, "b": 1}}', "the key 'b' is there twice"),
-        (r'{"a": ["\ud800"]}', "surrogates"),
+        (r'{"a": ["\ud800"]}', r"half of a surrogate pair in '\\ud800'"),
         (b"\xef\xbb\xbf{}", None),  # json's own words
     ],
 )

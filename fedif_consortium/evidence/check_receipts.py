@@ -22,8 +22,10 @@ from fedif_consortium.evidence.receipts import (
 from fedif_consortium.evidence.redone_rounds import counted_rounds, not_told, redone_rounds
 from fedif_consortium.evidence.signed import Signatures
 from fedif_flower.errors import EvidenceError, StatementError
+from fedif_flower.foreign import refused_as
 from fedif_flower.messages.text import printable
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.record_files import Table
 from fedif_flower.words import enumerated
 
 Names = Sequence[Mapping[int, str]]  # Tables of members' names by client id; the first one counts.
@@ -191,8 +193,8 @@ def _check_leaves(run: RunFolder, chain: RoundChain, signed: Signatures) -> None
 
     Of a round that was done again, the leaves of the last version count.
     """
-    lines_of = _by_round(run.clients.read())
-    attributed_of = _by_round(run.attribution.read())
+    lines_of = _by_round(run.clients)
+    attributed_of = _by_round(run.attribution)
     leaves_of: dict[int, list[str]] = defaultdict(list)
     for number, told_round in counted_rounds(chain).items():
         leaves_of[number] = list(told_round.own.values())
@@ -306,10 +308,12 @@ def _never_told(missing: Mapping[int, set[int]], names: Names) -> str:
     )
 
 
-def _by_round(rows: Sequence[Mapping[str, str]]) -> dict[int, list[Mapping[str, str]]]:
+def _by_round(table: Table) -> dict[int, list[Mapping[str, str]]]:
+    """Return the lines of a table by round; raise StatementError for a line without a round."""
     rows_of = defaultdict[int, list[Mapping[str, str]]](list)
-    for row in rows:
-        rows_of[int(row["round"])].append(row)
+    for line, row in enumerate(table.read(), start=2):
+        with refused_as(StatementError, f"{table.path.name}, line {line}"):
+            rows_of[int(row["round"])].append(row)
     return rows_of
 
 

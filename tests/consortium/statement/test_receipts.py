@@ -194,6 +194,10 @@ def test_a_head_alone_tells_from_which_round_on(copied, bobs, key):
             "round 1 of receipts.csv: the head of 3 leaves does not follow",
         ),
         (swap_contributions, "round 2: receipts.csv does not say what the records say"),
+        (
+            lambda run: rewrite(run.attribution, altered({"round": "1"}, round="1.0")),
+            r"attribution\.csv, line 2: .*invalid literal",
+        ),
         (lambda run: drop_round(run, *EARNED, "rounds"), "round 3: receipts.csv does not say what"),
     ],
 )
