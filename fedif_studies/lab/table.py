@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,10 +44,15 @@ class MeanStd:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> MeanStd:
-        """Return the mean and the standard deviation of one or more values."""
-        std = None
-        if len(values) > 1:
+        """Return the mean and the standard deviation of one or more values.
+
+        The deviation of values that are not all finite is NaN.
+        """
+        std: float | None = None
+        if len(values) > 1 and all(map(math.isfinite, values)):
             std = statistics.stdev(values)
+        elif len(values) > 1:
+            std = math.nan  # statistics.stdev raises an error for NaN and infinity.
         return cls(statistics.fmean(values), std)
 
     def shown(self, form: str) -> str:

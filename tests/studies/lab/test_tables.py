@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from math import inf, nan
+
+import pytest
 from rich.console import Console
 
 from fedif_flower.tables import ResultTable, print_line
-from fedif_studies.lab.table import write_table
+from fedif_studies.lab.table import MeanStd, write_table
 
 
 def test_a_name_in_brackets_is_shown_as_it_is(capsys):
@@ -39,6 +42,20 @@ def test_no_escape_of_somebody_else_s_file_reaches_the_terminal(capsys):
     shown = capsys.readouterr().out
     assert all(text in shown for text in ("a?[2J?2J", "b?[2J?2J", "c?[2J?2J", "d?[2J?2J?京都"))
     assert not {"\x1b", "\x9b"} & set(shown)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.5], "0.50"),
+        ([0.25, 0.75], "0.50±0.35"),
+        ([nan], "nan"),
+        ([0.5, nan], "nan±nan"),  # A metric may be NaN, such as that of a model that diverged.
+        ([0.5, inf], "inf±nan"),
+    ],
+)
+def test_a_mean_is_shown_with_its_deviation_where_there_is_one(values, shown):
+    assert MeanStd.of(values).shown(".2f") == shown
 
 
 def test_markdown_shows_a_repeated_first_column_once():
