@@ -133,7 +133,7 @@ class Measurement:
         if self.run_dir is None:
             return []
         rows: Sequence[Mapping[str, str]] = RunFolder(self.run_dir).rounds.read()
-        column = f"{split}_{metric_key(self.metric)}"
+        column = _column(split, self.metric)
         return [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
 
 
@@ -196,13 +196,13 @@ def _read_complete(run_dir: Path) -> Measurement | None:
     """Return a run's measurement, from its rounds, its summary and its cell's label."""
     folder = RunFolder(run_dir)
     summary = folder.summary.read()
-    metric, higher_is_better = _metric_of(summary)
-    figures = _summary_figures(summary)
     # Round 0 is the model before training.
     rounds = [row for row in folder.rounds.read() if int(row["round"])]
+    metric, higher_is_better = _metric_of(summary, rounds)
+    figures = _summary_figures(summary)
     num_averaged = 0
     for split in SPLITS:
-        column = f"{split}_{metric_key(metric)}"
+        column = _column(split, metric)
         last_ten = of_last_ten(rounds, column)
         if not last_ten:
             return None
@@ -264,15 +264,21 @@ def last_ten_remarks(measurements: Iterable[Measurement]) -> list[str]:
     return [f"The mean of the last ten rounds includes only the evaluated ones: {words}."]
 
 
-def _metric_of(summary: Mapping[str, Any]) -> tuple[str, bool]:
+def _metric_of(summary: Mapping[str, Any], rounds: Sequence[Mapping[str, str]]) -> tuple[str, bool]:
     """Return the metric that a run is measured by, and whether higher is better.
 
-    It is the first of the task's own metrics that has a figure on every split, or else accuracy.
+    It is the first of the task's own metrics that was measured on every split, or else accuracy. A
+    metric that became NaN was measured, although the summary has no figure for it.
     """
     for metric, figures in summary.get("metrics", {}).items():
-        if None not in figures.values():
+        if all(of_last_ten(rounds, _column(split, metric)) for split in SPLITS):
             return metric, figures["higher_is_better"]
     return ACCURACY, True
+
+
+def _column(split: str, metric: str) -> str:
+    """Return the column of ``rounds.csv`` with a metric on a split."""
+    return f"{split}_{metric_key(metric)}"
 
 
 def _words_for(machine: Mapping[str, Any]) -> str:

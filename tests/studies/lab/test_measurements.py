@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from math import nan
 
 import pytest
 
@@ -11,6 +12,7 @@ from fedif_flower.run.machine import describe_machine
 from fedif_flower.run.rows import read_rows
 from fedif_studies.lab.cells import CLAIMS, LABEL
 from fedif_studies.lab.measurements import (
+    SPLITS,
     find_measurements,
     from_row,
     last_ten_remarks,
@@ -43,6 +45,24 @@ def test_a_run_is_read_without_its_initial_model(tmp_path):
     assert measurement.data == "CIFAR-10 (JPEG)"
     assert measurement.machine == "2 cores, abacus"
     assert measurement.curve("test")[:3] == [(0, 0.1), (1, 0.9), (2, 0.2)]
+
+
+def test_a_run_is_measured_by_a_metric_that_became_nan(tmp_path):
+    """By its loss it would not be comparable with the other runs of its task."""
+    error = {"higher_is_better": False, "test": None, "test_best": 0.5, "validation": 0.4}
+    loss = {"higher_is_better": False, "test": 0.2, "test_best": 0.2, "validation": 0.1}
+    metrics = {"error on weekdays": error, "loss": loss}
+    run_dir = write_result(tmp_path / "run", {"num-server-rounds": 2}, [], metrics=metrics)
+    columns = [f"{split}_{name}" for split in SPLITS for name in ("error_on_weekdays", "loss")]
+    lines = ["0,0.9,0.9,0.9,0.9", "1,0.5,0.3,0.6,0.4", "2,nan,0.2,0.4,0.1", ""]
+    (run_dir / "rounds.csv").write_text("\n".join([",".join(["round", *columns]), *lines]))
+    measurement = read_measurement(run_dir)
+    assert (measurement.metric, measurement.higher_is_better) == ("error on weekdays", False)
+    figures = {
+        **{"test-last": nan, "test-last-ten": nan, "test-best": 0.5},
+        **{"validation-last": 0.4, "validation-last-ten": 0.5, "validation-best": 0.4},
+    }
+    assert measurement.figures == pytest.approx(figures, nan_ok=True)
 
 
 def test_the_last_ten_rounds_are_no_earlier_ones_where_few_are_evaluated(tmp_path):
