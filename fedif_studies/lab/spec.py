@@ -107,7 +107,8 @@ def _pop_name(spec: dict[str, Any], path: Path) -> str:
     """Remove the sweep's name from ``spec`` and return it; by default, return the file's name."""
     name = spec.pop("name", path.stem)
     is_name = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name)
-    require(bool(is_name), "name", name, "letters, digits, '-', '_', '.'")
+    allowed = "letters, digits, '-', '_', and '.' but not first; by default, the file's name"
+    require(bool(is_name), "name", name, allowed)
     return str(name)
 
 
