@@ -41,8 +41,8 @@ def by_hand(tmp_path: Path, **more) -> Run:
     run_dir = make_run(tmp_path / "run", rounds, **own)
     settings = {"strategy": "fedif", "dataset": "digits", "attack": "none"}
     (run_dir / "config.json").write_text(json.dumps(settings))
-    columns = "round,test_loss,accepted,rejected,failed,round_failed,online"
-    (run_dir / "rounds.csv").write_text(f"{columns}\n0,2.5,0,0,0,0,3\n5,1.5,3,0,0,0,3\n")
+    columns = "round,test_loss,accepted,rejected,failed,late,round_failed,online"
+    (run_dir / "rounds.csv").write_text(f"{columns}\n0,2.5,0,0,0,0,0,3\n5,1.5,3,0,0,0,0,3\n")
     return load(run_dir)
 
 
@@ -201,7 +201,7 @@ def test_a_round_that_was_cut_off_counts_for_nobody(tmp_path):
 
 def test_tables_are_read_as_numbers_and_frames(tmp_path):
     run = by_hand(tmp_path)
-    counts = {"rejected": 0, "failed": 0, "round_failed": 0, "online": 3}
+    counts = {"rejected": 0, "failed": 0, "late": 0, "round_failed": 0, "online": 3}
     assert run.lines("rounds") == [
         {**counts, "round": 0, "test_loss": 2.5, "accepted": 0},
         {**counts, "round": 5, "test_loss": 1.5, "accepted": 3},
