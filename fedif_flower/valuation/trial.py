@@ -24,15 +24,13 @@ from fedif_flower.valuation.trial_functions import named
 from fedif_flower.valuation.trial_loss import (
     buffers_of,
     gradients,
-    require_classes,
-    require_log_probabilities,
     require_mean,
     require_pure,
     require_slope,
     settle_evaluation_mode,
     try_batch_loss,
     try_company,
-    warn_of_probabilities,
+    try_outputs,
 )
 from fedif_flower.valuation.trial_scores import try_scores
 
@@ -125,15 +123,13 @@ def _fit(model: FlatModel, objective: Objective, first: Any) -> tuple[Any, torch
     is_pair = isinstance(objective, PairObjective)
     failure = f"{objective.call} fails on validation batch 1"
     with named(failure, batch, model.module, is_pair=is_pair):
-        require_classes(model.module, objective, batch)
+        try_outputs(model.module, objective, batch)
         by_parameter = gradients(model, objective, batch)
         if all(gradient is None for gradient in by_parameter):
             raise ValuationError(
                 f"the loss of {objective.call} does not depend on a trainable parameter of this "
                 "model, which is a copy of yours: nothing to train"
             )
-        require_log_probabilities(model.module, objective, batch)
-        warn_of_probabilities(model.module, objective, batch)
         settle_evaluation_mode(model, objective, batch)
         require_pure(model, objective, batch, before)
     return batch, fastest

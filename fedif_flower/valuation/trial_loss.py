@@ -38,16 +38,33 @@ _FOR_ONE_OUTPUT = (
 )
 
 
-def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
-    """Raise ConfigError if the loss is cross-entropy and the model has a single output.
+def try_outputs(model: nn.Module, objective: Objective, batch: Any) -> None:
+    """Try whether the model gives what the loss takes, if it is one of torch's whose form is known.
 
-    Cross-entropy with a single class is 0 whatever the output is.
+    Raises
+    ------
+    ConfigError
+        If cross-entropy gets a single output, or a loss of log-probabilities gets something else.
+        Cross-entropy of probabilities is warned of.
     """
-    if objective.class_mean is None:
+    of_logarithms = takes_log_probabilities(objective.loss_fn)
+    if objective.class_mean is None and not of_logarithms:
         return
     with torch.no_grad():
         outputs, _ = objective.metric_arguments(model, batch)
-    if isinstance(outputs, Tensor) and (outputs.dim() == 1 or outputs.shape[1:2] == (1,)):
+    if not isinstance(outputs, Tensor):
+        return
+    if objective.class_mean is not None:
+        _require_classes(outputs)
+    if of_logarithms:
+        _require_log_probabilities(outputs, objective)
+    else:
+        _warn_of_probabilities(outputs, objective)
+
+
+def _require_classes(outputs: Tensor) -> None:
+    """Raise ConfigError if a model has a single output, of which cross-entropy is always 0."""
+    if outputs.dim() == 1 or outputs.shape[1:2] == (1,):
         raise ConfigError(
             f"the model gives {describe(outputs)}, one number for each example, of which "
             f"cross-entropy, the default loss, says nothing; allowed as loss_fn (a Task's loss): "
@@ -55,16 +72,12 @@ def require_classes(model: nn.Module, objective: Objective, batch: Any) -> None:
         )
 
 
-def require_log_probabilities(model: nn.Module, objective: Objective, batch: Any) -> None:
-    """Raise ConfigError if the loss takes log-probabilities, and the model gives something else.
+def _require_log_probabilities(outputs: Tensor, objective: Objective) -> None:
+    """Raise ConfigError if outputs are no log-probabilities, which the loss takes.
 
     Torch's negative log-likelihood does not normalise. Of logits it has no lower bound: whatever
     makes them longer lowers it, and nothing else would show that.
     """
-    if not takes_log_probabilities(objective.loss_fn):
-        return
-    with torch.no_grad():
-        outputs, _ = objective.metric_arguments(model, batch)
     highest = float(outputs.max())
     if highest > _OF_PROBABILITY:
         raise ConfigError(
@@ -74,16 +87,12 @@ def require_log_probabilities(model: nn.Module, objective: Objective, batch: Any
         )
 
 
-def warn_of_probabilities(model: nn.Module, objective: Objective, batch: Any) -> None:
-    """Warn if the loss is cross-entropy, and the model gives probabilities instead of logits.
+def _warn_of_probabilities(outputs: Tensor, objective: Objective) -> None:
+    """Warn if outputs ``[n, C, ...]`` are probabilities instead of logits, for cross-entropy.
 
     Cross-entropy takes the softmax of them once more. A model that is sure and right then still has
     a loss of log(1 + (C - 1) / e) for C classes, and its gradient hardly tells updates apart.
     """
-    if objective.class_mean is None or takes_log_probabilities(objective.loss_fn):
-        return
-    with torch.no_grad():
-        outputs, _ = objective.metric_arguments(model, batch)  # [n, C, ...]
     sums = outputs.sum(dim=1)
     are_probabilities = bool((outputs >= 0).all()) and torch.allclose(
         sums, torch.ones_like(sums), atol=_OF_PROBABILITY

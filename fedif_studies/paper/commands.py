@@ -62,14 +62,15 @@ def paper(
     defaults = RunConfig.defaults()
     if device:
         defaults["device"] = device
-    if any(table.is_timed for table in chosen):
+    is_timed = any(table.is_timed for table in chosen)
+    if is_timed:
         require(threads == 1, "threads", threads, "1 for a table of seconds, which it compares")
     # A device that is not there shall be an error before any data is read.
     select_device(RunConfig.from_run_config(defaults).device)
     to_run = table_cells(places, defaults, output_dir, rounds, data_dir)
     jobs = jobs or jobs_that_fit(threads)
     # Cells that ran at the same time would slow each other down.
-    if any(table.is_timed for table in chosen):
+    if is_timed:
         jobs = 1
     complete = run_cells(to_run, jobs, threads=threads, again=again)
     console = Console()
