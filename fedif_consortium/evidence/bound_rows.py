@@ -1,10 +1,12 @@
-r"""Hashes of the rows that a statement reads; the head of each round binds them beside its leaves.
+r"""Hashes of what a statement reads; the head of each round binds them beside its leaves.
 
 .. math:: R_t = H(\text{name, header and rows of round } t, \text{ of each table})
 
-with H = SHA-256. Rows of round 0 count as rows of round 1. Settings, provenance, names and own
-parts (``own_parts.csv``) belong to the run as a whole. They have a hash of their own after each
-round, :math:`S_t`, and only the last one counts.
+with H = SHA-256. Rows of round 0 count as rows of round 1. The rest belongs to the run as a whole,
+and has two hashes in each round. :math:`O_t` is the hash of settings and provenance. They are known
+before the first round of an attempt, so all heads of an attempt have the same, and members sign it
+with the first one that they are told. :math:`S_t` is the hash of names and own parts
+(``own_parts.csv``), which change with each round, so only the last one counts.
 """
 
 from __future__ import annotations
@@ -184,12 +186,8 @@ def read_cells(table: Table) -> tuple[Cells, list[Cells]]:
     return rows[0], rows[1:]
 
 
-def state_hash(
-    config: Mapping[str, Any],
-    provenance: Mapping[str, Any],
-    tables: Iterable[tuple[str, Sequence[Cells]]],
-) -> bytes:
-    """Return the hash S_t of what belongs to the run as a whole.
+def origin_hash(config: Mapping[str, Any], provenance: Mapping[str, Any]) -> bytes:
+    """Return the hash O_t of a run's settings and provenance.
 
     It leaves out the settings that say how an attempt begins. It also leaves out the attempts and
     the run config, since each head binds these by itself.
@@ -198,17 +196,11 @@ def state_hash(
     ----------
     config, provenance : mapping
         The content of ``config.json`` and of ``provenance.json``.
-    tables : iterable of (str, sequence of sequence of str)
-        The names of the tables whose rows have no round, and their rows with the header.
     """
     settings = _without(config, HOW_IT_BEGINS)
     origin = _without(provenance, (ATTEMPTS_KEY, RUN_CONFIG))
-    named_rows = []
-    for name, rows in tables:
-        if rows:
-            named_rows.append([name, [list(row) for row in rows]])
-    state = json.dumps([settings, origin, named_rows], sort_keys=True)
-    return hashlib.sha256(state.encode()).digest()
+    content = json.dumps([settings, origin], sort_keys=True)
+    return hashlib.sha256(content.encode()).digest()
 
 
 def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
@@ -253,21 +245,26 @@ def fixed_defaults() -> dict[str, Any]:
     return {key: value for key, value in defaults.items() if value != AUTO}
 
 
+def origin_of(run: RunFolder) -> bytes:
+    """Return the hash O_t of the settings and the provenance in a run's folder."""
+    return origin_hash(run.config.read(), run.provenance.read())
+
+
 def state_of(run: RunFolder) -> bytes:
-    """Return the hash S_t of a complete run's folder, see :func:`state_hash`."""
-    return _state(run, [_whole(run.names), _whole(run.own_parts)])
+    """Return the hash S_t of names and own parts in a complete run's folder."""
+    return hash_rows([_whole(run.names), _whole(run.own_parts)])
 
 
 def state_now(run: RunFolder, ends: Iterable[EndTable]) -> bytes:
-    """Return the hash S_t of a run that is being written, see :func:`state_hash`.
+    """Return the hash S_t of a run that is being written.
 
     ``ends`` are the callbacks whose tables are written only at the end.
     """
     tables = [_whole(run.names)]
     for end in ends:
         rows = [_cells_of(line) for line in end.lines_now()]
-        tables.append((end.table.path.name, _with_header(end.table.columns, rows)))
-    return _state(run, tables)
+        tables.append((end.table.path.name, end.table.columns, rows))
+    return hash_rows(tables)
 
 
 def _cells_of(line: Mapping[str, object]) -> Cells:
@@ -283,21 +280,10 @@ def _text(value: object) -> str:
     return str(written)
 
 
-def _whole(table: Table) -> tuple[str, list[Cells]]:
-    """Return a table's name and its rows, the header first."""
+def _whole(table: Table) -> tuple[str, Cells, list[Cells]]:
+    """Return a table's name, header and rows."""
     header, rows = read_cells(table)
-    return table.path.name, _with_header(header, rows)
-
-
-def _with_header(header: Cells, rows: list[Cells]) -> list[Cells]:
-    """Return the header and the rows; an empty list if there are no rows."""
-    if not rows:
-        return []
-    return [header, *rows]
-
-
-def _state(run: RunFolder, tables: Iterable[tuple[str, Sequence[Cells]]]) -> bytes:
-    return state_hash(run.config.read(), run.provenance.read(), tables)
+    return table.path.name, header, rows
 
 
 def _cells(text: str) -> list[Cells]:

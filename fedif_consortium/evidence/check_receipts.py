@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedif_consortium.evidence.attempts import Attempts
-from fedif_consortium.evidence.bound_rows import agreed_settings, rows_by_round, state_of
+from fedif_consortium.evidence.bound_rows import agreed_settings, origin_of, rows_by_round, state_of
 from fedif_consortium.evidence.held_receipts import HeldReceipts, read_held
 from fedif_consortium.evidence.names import name_of
 from fedif_consortium.evidence.part import read_chain, run_id
@@ -242,10 +242,16 @@ def _check_rows(run: RunFolder, chain: RoundChain) -> None:
                 f"round {number}: a table was changed: its rows are not those that the head of "
                 "this round binds"
             )
-    if state_of(run) != chain.rounds[-1].state:
+    last = chain.rounds[-1]
+    if origin_of(run) != last.origin:
         raise StatementError(
-            f"{run.config.path.name}, {run.provenance.path.name}, {run.names.path.name} or "
-            f"{run.own_parts.path.name} was changed: the last head binds others"
+            f"{run.config.path.name} or {run.provenance.path.name} was changed: the last head "
+            "binds another one"
+        )
+    if state_of(run) != last.state:
+        raise StatementError(
+            f"{run.names.path.name} or {run.own_parts.path.name} was changed: the last head binds "
+            "another one"
         )
 
 

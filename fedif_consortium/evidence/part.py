@@ -26,7 +26,13 @@ from fedif_consortium.evidence.attempts import (
     next_attempt,
     read_attempts,
 )
-from fedif_consortium.evidence.bound_rows import RUN_CONFIG, EndTable, GrowingRows, state_now
+from fedif_consortium.evidence.bound_rows import (
+    RUN_CONFIG,
+    EndTable,
+    GrowingRows,
+    origin_of,
+    state_now,
+)
 from fedif_consortium.evidence.keys import public_der, read_public_key
 from fedif_consortium.evidence.member_receipts import SIGNATURES_KEY
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
@@ -161,7 +167,7 @@ class Evidence(RunPart):
 def _require_told_settings(config: RunConfig, before: RunFolder) -> None:
     """Raise ConfigError if settings differ from those of the run's folder, which the head binds.
 
-    It is for a run whose last round is done, so that no head of another state can follow.
+    It is for a run whose last round is done, so that no head of other settings can follow.
     """
     told_settings = before.config.read_if_there()
     changed = {}
@@ -370,6 +376,7 @@ class ReceiptBook(Callback):
             **self._witness.agreed.terms(),
             "number": server_round,
             "rows": self._rows.hash_until(server_round),
+            "origin": origin_of(self._folder),
             "state": state_now(self._folder, self._ends),
         }
         told_round = ToldRound.by(self._key, **self._chain.next(leaves, **about))
@@ -446,6 +453,7 @@ def _chain_of(
                 **attempts.agreed(int(head["attempt"])).terms(),
                 "number": int(head["round"]),
                 "rows": bytes.fromhex(head["rows"]),
+                "origin": bytes.fromhex(head["origin"]),
                 "state": bytes.fromhex(head["state"]),
             }
             computed = chain.next(leaves, **about)

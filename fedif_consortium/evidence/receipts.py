@@ -6,7 +6,7 @@ arrays that the member sent. A member that has no line in ``clients.csv``, but w
 still moves the model, has a leaf with the status ``carried``. A round without any leaf gets one
 with the status ``nobody``.
 
-.. math:: d_t = H(1 \,\|\, a_n \,\|\, t \,\|\, R_t \,\|\, S_t \,\|\, L_t), \qquad
+.. math:: d_t = H(1 \,\|\, a_n \,\|\, t \,\|\, R_t \,\|\, O_t \,\|\, S_t \,\|\, L_t), \qquad
           c_t = H(2 \,\|\, c_{t-1} \,\|\, d_t)
 
 .. math:: L_t = H(4 \,\|\, h(l_1) \,\|\, \dots \,\|\, h(l_m)), \qquad h(l) = H(0 \,\|\, l)
@@ -14,8 +14,8 @@ with the status ``nobody``.
 with H = SHA-256 and :math:`c_0 = H(\text{empty})`. :math:`l_1, \dots, l_m` are the leaves of round
 t, :math:`d_t` is the hash of the round, and :math:`c_t` is the *head* after it, which the server
 signs. :math:`a_n` stands for the run and the attempt
-(:mod:`~fedif_consortium.evidence.attempts`). :math:`R_t` and :math:`S_t` are hashes of the rows
-that a statement reads (:mod:`~fedif_consortium.evidence.bound_rows`).
+(:mod:`~fedif_consortium.evidence.attempts`). :math:`R_t`, :math:`O_t` and :math:`S_t` are hashes of
+what a statement reads beside the leaves (:mod:`~fedif_consortium.evidence.bound_rows`).
 
 A member gets the head of each round. For a round in which it has leaves, it also gets these leaves
 and the hashes of all leaves of the round. So it can tell whether an earlier line was changed,
@@ -64,9 +64,9 @@ class ToldRound(Signed):
         The number of leaves in the chain before this round.
     before : bytes
         The end of the chain before this round, c_(t-1).
-    rows, state : bytes
-        R_t and S_t: the hashes of the round's rows in the run's tables, and of what belongs to the
-        run as a whole.
+    rows, origin, state : bytes
+        R_t, O_t and S_t: the hashes of the round's rows in the run's tables, of settings and
+        provenance, and of the tables whose rows have no round.
     leaves : bytes
         L_t: the hash of all leaves of the round.
     hashes : tuple of bytes
@@ -77,7 +77,7 @@ class ToldRound(Signed):
     """
 
     kind = "head"
-    signs = (*TERMS, "number", "size", "root", "rows", "state")
+    signs = (*TERMS, "number", "size", "root", "rows", "origin", "state")
 
     number: Annotated[int, Field(ge=1, le=2**31)]
     size: Annotated[int, Field(ge=0, le=2**53)]
@@ -85,6 +85,7 @@ class ToldRound(Signed):
     start: Annotated[int, Field(ge=0)]
     before: Hex
     rows: Hex
+    origin: Hex
     state: Hex
     leaves: Hex
     hashes: tuple[Hex, ...]
@@ -94,7 +95,7 @@ class ToldRound(Signed):
     def digest(self) -> bytes:
         """The round's hash, d_t."""
         number = self.number.to_bytes(8)
-        parts = (self.end(self.run), number, self.rows, self.state, self.leaves)
+        parts = (self.end(self.run), number, self.rows, self.origin, self.state, self.leaves)
         return hashlib.sha256(b"\x01" + b"".join(parts)).digest()
 
     def check(self) -> None:
@@ -230,8 +231,9 @@ def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
     """Return why the round ``later`` cannot come next after ``before``; empty if it can.
 
     ``before`` is ``None`` at the beginning of the chain. Within an attempt, round numbers rise by
-    one. A later attempt may begin anew, or go on after any round that was done, so that it does
-    later rounds again.
+    one, and settings and provenance stay as they are. So a member that signs any head of an attempt
+    has signed the settings and the provenance of its last head. A later attempt may begin anew, or
+    go on after any round that was done, so that it does later rounds again.
     """
     if before is None:
         if later.number == 1:
@@ -244,6 +246,11 @@ def why_it_cannot_follow(before: ToldRound | None, later: ToldRound) -> str:
             return (
                 f"round {later.number} stands behind round {before.number} of the same attempt, "
                 f"{later.attempt}"
+            )
+        if later.origin != before.origin:
+            return (
+                f"round {later.number} has other settings, or another provenance, than round "
+                f"{before.number} of the same attempt, {later.attempt}"
             )
     elif later.attempt < before.attempt:
         return f"attempt {later.attempt} stands behind attempt {before.attempt}"
@@ -278,8 +285,8 @@ class RoundChain:
         leaves : sequence of str
             The round's leaves.
         **about
-            Its attributes ``run``, ``number``, ``rows`` and ``state``, and the fields of
-            :class:`~fedif_consortium.evidence.attempts.AgreedRun`.
+            Its attributes ``run``, ``number``, ``rows``, ``origin`` and ``state``, and
+            the fields of :class:`~fedif_consortium.evidence.attempts.AgreedRun`.
         """
         hashes = tuple(map(leaf_hash, leaves))
         start = self.sizes[self.root]

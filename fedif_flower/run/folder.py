@@ -87,7 +87,7 @@ _SIGNATURE = (
     "signature",
 )
 _LEAF = ("round", "client_id", "update", "weight", "contribution", "credited", "status")
-_HEAD = ("round", "attempt", "size", "root", "rows", "state", "key", "signature")
+_HEAD = ("round", "attempt", "size", "root", "rows", "origin", "state", "key", "signature")
 _NUM_SKETCHED = 256  # Columns of the sketch of a member's updates in own_parts.csv.
 _ROUND_FILE = re.compile(r"round-(\d{6,})\.pt")
 # A round's kept updates, or its signed replies.

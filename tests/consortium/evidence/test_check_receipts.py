@@ -26,7 +26,8 @@ def chain_of(*rounds: list[str]) -> RoundChain:
     key = Ed25519PrivateKey.generate()
     chain = RoundChain()
     for number, lines in enumerate(rounds, start=1):
-        about = {"run": RUN, "number": number, "rows": 32 * b"r", "state": 32 * b"s"}
+        about = {"run": RUN, "number": number, "rows": 32 * b"r"}
+        about |= {"origin": 32 * b"o", "state": 32 * b"s"}
         about |= ATTEMPTS.agreed(1).terms()
         leaves = [f"{number},{line}" for line in lines]
         chain.add(ToldRound.by(key, **chain.next(leaves, **about)))

@@ -28,7 +28,8 @@ def chain() -> RoundChain:
     chain = RoundChain()
     for number, attempt, update in ((1, 1, "a"), (2, 1, "b"), (2, 2, "c")):
         lines = [f"{number},{who},{64 * update},0.5,0.1,0.1,accepted" for who in (ADA, BOB)]
-        about = {"run": RUN, "number": number, "rows": 32 * b"r", "state": 32 * b"s"}
+        about = {"run": RUN, "number": number, "rows": 32 * b"r"}
+        about |= {"origin": 32 * b"o", "state": 32 * b"s"}
         about |= ATTEMPTS.agreed(attempt).terms()
         chain.add(ToldRound.by(key, **chain.next(lines, **about)))
     return chain
@@ -134,7 +135,8 @@ def test_a_decoy_of_another_name_hides_no_attempt(chain, bobs):
     rehearsal = bobs.parent / other
     rehearsal.mkdir()
     hidden = Attempts(name="october", attempts=(Attempt(run=other, config=64 * "b"),))
-    about = {"run": other, "number": 1, "rows": 32 * b"r", "state": 32 * b"s"}
+    about = {"run": other, "number": 1, "rows": 32 * b"r"}
+    about |= {"origin": 32 * b"o", "state": 32 * b"s"}
     about |= {**hidden.agreed(1).terms(), "name": "decoy"}
     decoys = RoundChain()
     decoys.add(ToldRound.by(key, **decoys.next([], **about)))

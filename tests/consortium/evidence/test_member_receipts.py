@@ -46,7 +46,8 @@ ATTEMPTS = Attempts(name="october", attempts=[{"run": RUN, "config": CONFIG}] * 
 def about(number: int, attempt: int = 1, run: str = RUN) -> dict:
     """What a head says beside its leaves."""
     terms = ATTEMPTS.agreed(attempt).terms()
-    return {"run": run, **terms, "number": number, "rows": b"r" * 32, "state": b"s" * 32}
+    of_tables = {"rows": b"r" * 32, "origin": b"o" * 32, "state": b"s" * 32}
+    return {"run": run, **terms, "number": number, **of_tables}
 
 
 def chain_of(*rounds, key=KEY, run=RUN) -> RoundChain:
@@ -99,7 +100,8 @@ def test_a_chain_by_hand():
     def root(before: bytes, number: int, *leaves: str) -> bytes:
         hashes = (sha256(f"\0{leaf}".encode()).digest() for leaf in leaves)
         own = sha256(b"\4" + b"".join(hashes)).digest()
-        said = attempt + bytes([0] * 7 + [number]) + b"r" * 32 + b"s" * 32 + own
+        of_tables = b"r" * 32 + b"o" * 32 + b"s" * 32
+        said = attempt + bytes([0] * 7 + [number]) + of_tables + own
         return sha256(b"\2" + before + sha256(b"\1" + said).digest()).digest()
 
     chain = chain_of(["1,1,,,,,away", "1,2,,,,,away"], ["2,1,,,,,away"])
@@ -161,6 +163,7 @@ def test_a_client_is_told_its_own_lines_and_the_hashes_of_the_others():
         {"before": first},
         {"leaves": bytes(32)},
         {"rows": bytes(32)},
+        {"origin": bytes(32)},
         {"state": bytes(32)},
         {"number": 2},
         {"name": "november"},

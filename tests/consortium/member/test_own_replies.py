@@ -70,7 +70,8 @@ def test_what_leaves_is_signed_and_noted_once_it_has_left(tmp_path, own, limits)
 def test_a_server_cannot_take_back_what_it_told(own):
     chain, leaving = RoundChain(), offered()
     leaves = [f"1,{NODE},,0.0,,,away"]
-    about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
+    about = {"run": RUN, "number": 1, "rows": bytes(32)}
+    about |= {"origin": bytes(32), "state": bytes(32)}
     chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
     told = RecordDict({**chain.receipts_for(NODE, b""), "config": SETTINGS})
     own.take(told, is_round=True)
@@ -134,7 +135,8 @@ def test_no_update_leaves_once_the_receipts_beside_the_model_have_filled_the_fol
     monkeypatch.setattr(member_receipts, "MOST_FILES", 1)
     chain = RoundChain()
     leaves = [f"1,{NODE},,0.0,,,away"]
-    about = {"run": RUN, "number": 1, "rows": bytes(32), "state": bytes(32)}
+    about = {"run": RUN, "number": 1, "rows": bytes(32)}
+    about |= {"origin": bytes(32), "state": bytes(32)}
     chain.add(ToldRound.by(Ed25519PrivateKey.generate(), **chain.next(leaves, **about)))
     told = RecordDict({**chain.receipts_for(NODE, b""), "config": SETTINGS})
     with pytest.raises(StorageError, match="holds 1 files: move it away"):

@@ -18,7 +18,7 @@ from flwr.app import Context, Message
 
 from client_app import app as client_app
 from fedif_consortium.evidence.attempts import Attempt, Attempts, read_attempts
-from fedif_consortium.evidence.bound_rows import rows_by_round, state_of
+from fedif_consortium.evidence.bound_rows import origin_of, rows_by_round, state_of
 from fedif_consortium.evidence.keys import SigningKey, read_key_file
 from fedif_consortium.evidence.part import read_chain, run_id
 from fedif_consortium.evidence.receipts import LEAF, RoundChain, ToldRound, round_leaves
@@ -149,7 +149,9 @@ def leaves_of_records(run: RunFolder) -> dict[int, list[str]]:
     return {number: round_leaves(number, lines[number], due[number]) for number in rounds}
 
 
-def bind_anew(run: RunFolder, key, *, attempt: int = 1, again: bool = False) -> None:
+def bind_anew(
+    run: RunFolder, key, *, attempt: int = 1, again: bool = False, from_round: int = 1
+) -> None:
     """Let a server bind its records as they are now: leaves, heads and all hashes.
 
     Parameters
@@ -162,18 +164,27 @@ def bind_anew(run: RunFolder, key, *, attempt: int = 1, again: bool = False) -> 
         The attempt that they name.
     again : bool
         Whether the rounds come behind those that members were told, as after a resume.
+    from_round : int
+        The first round that is bound anew; those before it stay as members were told.
     """
     leaves = leaves_of_records(run)
-    chain = read_chain(run, run_id(run)) if again else RoundChain()
+    chain = RoundChain()
+    if again or from_round > 1:
+        for told in read_chain(run, run_id(run)).rounds:
+            if again or told.number < from_round:
+                chain.add(told)
     last = max(leaves)
     rows = rows_by_round(run, last)
-    # What is of the run as a whole was another thing after each round; the last one counts.
+    # Names and own parts were others after each round; the last ones count.
     states = {int(row["round"]): bytes.fromhex(row["state"]) for row in run.round_heads.read()}
     states[last] = state_of(run)
     attempts = read_attempts(run.provenance.read())
     for number, own in leaves.items():
+        if number < from_round:
+            continue
         about = {"run": run_id(run), **attempts.agreed(attempt).terms()}
-        about |= {"number": number, "rows": rows[number], "state": states[number]}
+        about |= {"number": number, "rows": rows[number]}
+        about |= {"origin": origin_of(run), "state": states[number]}
         chain.add(ToldRound.by(key, **chain.next(own, **about)))
     every = [leaf for one in chain.rounds for leaf in one.own.values()]
     run.receipts.path.write_text("".join(f"{line}\n" for line in [",".join(LEAF), *every]))

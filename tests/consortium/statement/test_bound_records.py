@@ -140,13 +140,39 @@ def test_no_round_stands_before_an_earlier_one(paid, copied, key, table):
         verify(copied.path)
 
 
-def test_the_last_state_is_bound_by_receipts_and_by_no_signature(paid, copied, key):
-    """Members sign earlier heads, and only the last one has the state that counts."""
-    blocks = [0.981, *[0.001] * 19]  # One of them decides everything: nobody is told apart.
-    write("provenance", held_out_blocks=blocks)(copied)
+ONE_BLOCK = [0.981, *[0.001] * 19]  # One of them decides everything: nobody is told apart.
+
+
+def test_what_members_signed_binds_provenance(paid, copied, key):
+    """All heads of an attempt have the same, so the first head that was signed has the last one."""
+    write("provenance", held_out_blocks=ONE_BLOCK)(copied)
     bind_anew(copied, key)
     pays = {"ada": 333_34, "bob": 333_33, "cyd": 333_33}
     assert cents(state(copied, key, ties="alike")) == pytest.approx(pays, abs=1_00)
+    with pytest.raises(StatementError, match=r"history was rewritten: client .* signed that it"):
+        verify(copied.path, members=read_members(paid / "keys"))
+    with pytest.raises(StatementError, match="ada holds a signed head of 3 lines that"):
+        checked(copied, paid, "ada")
+
+
+@pytest.mark.parametrize("file", ["config", "provenance"])
+def test_only_the_last_head_cannot_have_another_origin(paid, copied, key, file):
+    """Nobody signs the last head; the one before it has the same settings and provenance."""
+    write(file, held_out_blocks=ONE_BLOCK)(copied)
+    bind_anew(copied, key, from_round=6)
+    state(copied, key)
+    words = (
+        r"round 6 has other settings, or another provenance, than round 5 of the same attempt, 1"
+    )
+    with pytest.raises(StatementError, match=words):
+        verify(copied.path, members=read_members(paid / "keys"))
+
+
+def test_the_last_names_and_own_parts_are_bound_by_receipts_and_by_no_signature(paid, copied, key):
+    """They change with each round, and members sign earlier heads."""
+    copy_own_part(copied)
+    bind_anew(copied, key, from_round=6)
+    state(copied, key)
     verify(copied.path, members=read_members(paid / "keys"))
     with pytest.raises(StatementError, match="ada holds a signed head of 18 lines that"):
         checked(copied, paid, "ada")
@@ -471,6 +497,7 @@ def test_terms_of_the_run_config_bind_the_statement(
 def test_what_the_server_says_beside_the_run_config_was_not_agreed_to(copied, key):
     """The run config that members agreed to leaves the budget open; config.json is the server's."""
     copied.config.write({**copied.config.read(), "statement.budget": "1000"})
+    rewrite(copied.signatures, lambda _: [])  # Who signs heads has signed config.json with them.
     bind_anew(copied, key)
     state(copied, key)
     assert verify(copied.path).chosen == ("budget 1000.00", "pay-by sum", "ties apart")

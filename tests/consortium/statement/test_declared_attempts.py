@@ -181,7 +181,16 @@ def test_a_receipt_of_an_earlier_version_is_no_changed_one(repeated, second, ada
     for pattern in ("round-*.json", "sent-*.json"):
         for path in files(adas, repeated / "kept", "2", pattern):
             content = json.loads(path.read_text())
-            for name in ("name", "attempt", "config", "earlier", "rows", "state", "number"):
+            for name in (
+                "name",
+                "attempt",
+                "config",
+                "earlier",
+                "rows",
+                "origin",
+                "state",
+                "number",
+            ):
                 content.pop(name, None)
             path.write_text(json.dumps(content))
     with pytest.raises(StatementError, match="was kept by an earlier version of fedif-flower"):

@@ -227,6 +227,7 @@ def test_a_copy_of_a_member_s_receipts_speaks_for_no_other_member(honest, tmp_pa
     ("table", "column", "words"),
     [
         ("receipts", "weight", r"receipts\.csv has other columns than round, client_id, update"),
+        ("round_heads", "origin", r"round_heads\.csv: 'origin' is missing$"),
         ("round_heads", "state", r"round_heads\.csv: 'state' is missing$"),
     ],
 )
@@ -251,7 +252,8 @@ def test_two_members_who_were_told_different_histories_find_out(tmp_path, key, m
             return told(book, node)
         (first,), fork = book._chain.rounds, RoundChain()
         leaves = [leaf.replace(",accepted", ",accepted ") for leaf in first.own.values()]
-        about = {name: getattr(first, name) for name in (*TERMS, "number", "rows", "state")}
+        of_tables = ("rows", "origin", "state")
+        about = {name: getattr(first, name) for name in (*TERMS, "number", *of_tables)}
         fork.add(ToldRound.by(key, **fork.next(leaves, **about)))
         book._chain.sizes |= fork.sizes
         return fork.receipts_for(1002, b"")
