@@ -207,17 +207,27 @@ def _metrics(
 
 
 def _metric_figures(trained: Sequence[Line], key: str, *, higher_is_better: bool) -> dict[str, Any]:
-    """Return a metric's figures, ``None`` for a split without values; empty if neither has any."""
+    """Return a metric's figures, ``None`` for a split without values; empty if neither has any.
+
+    ``not_finite`` names the splits on which the last value is NaN or infinite: ``summary.json`` has
+    ``None`` there, too.
+    """
     test = _column(trained, f"test_{key}")
     validation = _column(trained, f"validation_{key}")
     if not test and not validation:
         return {}
+    last = {"test": _last(test), "validation": _last(validation)}
+    not_finite = []
+    for split, value in last.items():
+        if value is not None and not math.isfinite(value):
+            not_finite.append(split)
     return {
         "higher_is_better": higher_is_better,
-        "test": _last(test),
+        "test": last["test"],
         "test_last_ten": _mean(of_last_ten(trained, f"test_{key}")),
         "test_best": best_of(test, higher_is_better=higher_is_better),
-        "validation": _last(validation),
+        "validation": last["validation"],
+        "not_finite": not_finite,
     }
 
 

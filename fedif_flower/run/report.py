@@ -147,8 +147,8 @@ def figures_table(summary: Mapping[str, Any], title: str = "") -> ResultTable:
     """Return a table of the figures that a person looks at first, without unknown ones."""
     rows = []
     for name, figures in summary.get("metrics", {}).items():
-        rows.append((f"test {name}", shown_number(figures["test"], ".4g")))
-        rows.append((f"validation {name}", shown_number(figures["validation"], ".4g")))
+        rows.append((f"test {name}", _last_of_metric(figures, "test")))
+        rows.append((f"validation {name}", _last_of_metric(figures, "validation")))
     rows += [
         ("test accuracy", _percent(summary["test_accuracy"])),
         ("validation accuracy", _percent(summary["validation_accuracy"])),
@@ -226,6 +226,13 @@ def bound_in_words(rounds: Iterable[Line]) -> str:
         median = statistics.median(ratios)
         words += f"; the slope before a step foretold {median:.2g} times the change (median)"
     return f"{words}. The bound holds for any weights and speaks for none."
+
+
+def _last_of_metric(figures: Mapping[str, Any], split: str) -> str:
+    """Return the last value of a task's metric on a split as text."""
+    if split in figures.get("not_finite", ()):
+        return "not a finite number"
+    return shown_number(figures[split], ".4g")
 
 
 def _percent(value: float | None) -> str:

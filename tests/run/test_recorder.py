@@ -163,6 +163,25 @@ def test_figures_of_an_earlier_model_than_the_last_say_so(tmp_path):
     assert "| last evaluated round | 2 |" in page
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_became_nan_is_shown_by_report_and_command(tmp_path, capsys, value):
+    recorder = new_recorder(tmp_path)
+    recorder.metrics = [Metric("auc", lambda *_: 0.0)]
+    recorder.evaluation.columns += ["test_auc", "validation_auc"]
+    recorder.folder.rounds.begin(recorder.evaluation.columns)
+    recorded(recorder, report(1, {0: 0.4}))
+    recorder.on_round(report(2, {0: 0.4}))
+    recorder.on_metrics(2, {"test-auc": value, "validation-auc": 0.75})
+    summary = recorder.finish({"w": torch.zeros(1)})
+    assert summary["metrics"]["auc"]["not_finite"] == ["test"]
+    print_summary(recorder.folder.path)
+    for shown in (recorder.folder.report.read_text(), capsys.readouterr().out):
+        (line,) = [line for line in shown.splitlines() if "test auc" in line]
+        assert "not a finite number" in line
+        (line,) = [line for line in shown.splitlines() if "validation auc" in line]
+        assert "0.75" in line
+
+
 def test_a_figure_that_is_no_number_is_none_in_the_summary(tmp_path):
     """JSON has no word for NaN: a browser could not read the file."""
     recorder = recorded(new_recorder(tmp_path), report(1, {0: 0.4}))
