@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import ReplyStatus
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import RunFolder
+from fedif_flower.run.presence import Presence
 from fedif_flower.run.record_files import Table
 from fedif_flower.run.rows import Line, read_table
 from fedif_flower.run.secret_validation import (
@@ -45,7 +46,6 @@ from fedif_flower.run.secret_validation import (
 StepFigures = frozenset[tuple[int, float, float]]
 # Columns of whole numbers that a statement needs, in tables of which it reads every column.
 _IN_ROUNDS = ("round", "accepted", "rejected", "failed", "late", "online", "round_failed")
-_IN_ATTENDANCE = ("round", "partition_id", "client_id")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0)?")  # A partition that is not known is -1.
 _Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "MemberRound", "Reply")
@@ -243,14 +243,13 @@ class RunRecords:
         They are those with a name in ``names.csv``, and those that were there. Heads bind both,
         so the ids do not depend on the names that the operator chooses for a statement.
         """
-        attendance = _lines(self.folder.attendance, _IN_ATTENDANCE)
-        there = {int(line["client_id"]) for line in attendance}
+        there = {line["client_id"] for line in _attendance(self.folder.attendance)}
         return there | read_names(self.folder.names.path).keys()
 
     def completeness(self) -> Completeness:
         """Return how complete the replies in the records are."""
         replies = map(vars, self.replies)
-        attendance = _lines(self.folder.attendance, _IN_ATTENDANCE)
+        attendance = _attendance(self.folder.attendance)
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
@@ -276,7 +275,11 @@ class RunRecords:
     def own_parts(self) -> dict[int, OwnPart]:
         """The own part of each member's updates, by client id."""
         own_parts: dict[int, OwnPart] = {}
-        for line in _lines(self.folder.own_parts, ("client_id", "rounds")):
+        table = self.folder.own_parts
+        for number, line in enumerate(_lines(table, ("client_id", "rounds")), start=2):
+            for column, value in line.items():
+                if not isinstance(value, int | float) or not math.isfinite(value):
+                    raise _refused_cell(table, number, column, value, "a finite number")
             cells = dict(line)
             client_id = cells.pop("client_id")
             rounds = cells.pop("rounds")
@@ -456,7 +459,7 @@ def _parse(
         raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
 
 
-def _lines(table: Table, whole_numbers: Iterable[str]) -> list[Line]:
+def _lines(table: Table, whole_numbers: Sequence[str]) -> list[Line]:
     """Return the lines of a table with the types of its values; empty without a file.
 
     ``whole_numbers`` are columns that hold a whole number in each line. Others may not be there:
@@ -476,10 +479,34 @@ def _lines(table: Table, whole_numbers: Iterable[str]) -> list[Line]:
         for number, value in enumerate(content[column].to_pylist(), start=2):
             # One cell that is no number makes texts of all the others.
             if not _WHOLE_NUMBER.fullmatch(str(value)):
-                raise ConfigError(
-                    f"{table.path}, line {number}: {column} = {value!r:.80}; allowed: an integer"
-                )
-    return list(content.to_pylist())
+                raise _refused_cell(table, number, column, value, "an integer")
+    lines: list[Line] = content.to_pylist()
+    # 3 and 3.0 are the same number; where one cell of a column ends with .0, all are read so.
+    return [{**line, **{column: int(line[column]) for column in whole_numbers}} for line in lines]
+
+
+def _attendance(table: Table) -> list[Line]:
+    """Return the lines of ``attendance.csv``.
+
+    Raises
+    ------
+    ConfigError
+        If a line is not as it should be. The message names it.
+    """
+    lines = _lines(table, ("round", "partition_id", "client_id"))
+    words = get_args(Presence)
+    for number, line in enumerate(lines, start=2):
+        presence = line.get("presence")
+        if presence not in words:
+            raise _refused_cell(table, number, "presence", presence, ", ".join(words))
+    return lines
+
+
+def _refused_cell(
+    table: Table, number: int, column: str, value: object, allowed: str
+) -> ConfigError:
+    """Return the error that names a cell of a table by its line and column."""
+    return ConfigError(f"{table.path}, line {number}: {column} = {value!r:.80}; allowed: {allowed}")
 
 
 def by_member(lines: Iterable[_Line]) -> Mapping[int, list[_Line]]:

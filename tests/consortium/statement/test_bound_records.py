@@ -16,7 +16,7 @@ import pytest
 
 from fedif_consortium.evidence.keys import read_members
 from fedif_consortium.statement.verify import verify
-from fedif_flower.errors import StatementError
+from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.run.folder import RunFolder
 from fedif_flower.run.secret_validation import commitment_of, salt_of
 from tests.consortium.statement.paid_runs import cents, checked, state
@@ -29,6 +29,7 @@ from tests.consortium.statement.signed_runs import (
     rewrite,
     swapped,
     without,
+    without_columns,
 )
 
 HONEST = {"ada": 456_55, "bob": 407_32, "cyd": 136_13}  # Of a thousand, in cents.
@@ -539,6 +540,29 @@ def test_a_table_that_two_readers_read_as_two_is_refused(paid, copied, key, chan
     state(copied, key)
     with pytest.raises(StatementError, match=f"attendance.csv.*{words}" if words else None):
         checked(copied, paid)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "words"),
+    [
+        ("attendance", "presence", "asleep", "'asleep'; allowed: there, offline, revoked, paused"),
+        ("attendance", "presence", "", "None; allowed: there, offline, revoked, paused"),
+        ("own_parts", "squares", "", "None; allowed: a finite number"),
+        ("own_parts", "sketch_3", "much", "'much'; allowed: a finite number"),
+        ("own_parts", "sketch_3", "nan", "nan; allowed: a finite number"),
+        ("own_parts", "rounds", "2.5", "2.5; allowed: an integer"),
+    ],
+)
+def test_a_cell_that_no_run_writes_is_named(copied, key, table, column, value, words):
+    rewrite(getattr(copied, table), altered({"client_id": "1000"}, **{column: value}))
+    with pytest.raises(ConfigError, match=rf"{table}\.csv, line 2: {column} = {words}"):
+        state(copied, key)
+
+
+def test_a_table_without_a_column_that_a_statement_needs_is_named(copied, key):
+    rewrite(copied.attendance, without_columns("presence"))
+    with pytest.raises(ConfigError, match=r"attendance\.csv, line 2: presence = None; allowed: "):
+        state(copied, key)
 
 
 def test_columns_cannot_change_places(paid, copied, key):
