@@ -87,7 +87,7 @@ def compare(name: str, judged: JudgedRound, quick: bool) -> Iterator[Figure]:
     exact = measure_shapley(judged, "exact")
     authors = measure_authors(judged, _QUICK_DRAWS if quick else NUM_SAMPLES * NUM_CLIENTS)
     for ours, title, aim, peer, peer_name in (
-        (sampled, "AFedSV here", ">= 6", authors, "authors' loop"),
+        (sampled, "AFedSV here", ">= 12", authors, "authors' loop"),
         (exact, "exact here", ">= 1", authors, "authors' loop"),
         (influence, "FedIF", ">= 450", authors, "authors' loop"),
         (influence, "FedIF", "", sampled, "AFedSV here"),
