@@ -172,7 +172,7 @@ def test_deep_sight_withstands_the_pixel_trigger_as_far_as_its_rows_say():
         *low, high = sorted(map(int, success[f"0.2 {bounds}"]))
         assert len(low) == 2
         assert max(low) < 10
-        words = f"With a fifth it succeeds in one of three seeds ({high} %), with 40 % in all"
+        words = f"the trigger succeeds in one of three seeds ({high} %); if 40 % do, in all"
         assert words in words_of("methods/robust-rules.md")
         assert min(map(int, success[f"0.4 {bounds}"])) > 90
 

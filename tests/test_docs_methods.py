@@ -384,7 +384,7 @@ def test_members_of_the_same_data_are_told_apart_as_the_rows_say():
     assert min(float(row["likeness"]) for row in marked) > 0.97
     most = max(float(row["likeness"]) for row in honest)
     page = words_of("methods/path-attribution.md")
-    words = f"These are all {len(marked)} identities that hide their data"
+    words = f"Above 0.97 lie all {len(marked)} identities that hide their data"
     assert words in page
     assert f"and none of {len(honest)} honest members" in page
     assert f"The highest honest member has {most:.2f}." in page
