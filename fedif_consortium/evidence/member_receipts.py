@@ -65,6 +65,8 @@ class _ReceiptMemory(BaseModel):
         The last round that passed the check, without its leaves.
     sent : dict of int to (bytes, int)
         By round: the digest of what was sent, and the value of ``size`` at that time.
+    attempts : dict of int to int
+        By round: the attempt in which it was sent; 0 where attempts are not counted.
     """
 
     size: int = 0
@@ -72,6 +74,7 @@ class _ReceiptMemory(BaseModel):
     signer: Hex = b""
     last: ToldRound | None = None
     sent: dict[int, tuple[Hex, int]] = {}
+    attempts: dict[int, int] = {}
 
 
 class ReceiptKeeper:
@@ -196,6 +199,7 @@ class ReceiptKeeper:
         # and the server may name the same round again.
         self._memory.sent.pop(server_round, None)
         self._memory.sent[server_round] = (sent, self._memory.size)
+        self._memory.attempts[server_round] = agreed.attempt
         content = agreed.model_dump()
         if signed is not None:
             content = signed.cells()
@@ -279,9 +283,9 @@ class ReceiptKeeper:
         """Yield what is wrong with each line that the rounds have in clear; empty if nothing is."""
         for told_round in rounds:
             for index, line in told_round.numbered():
-                yield self._wrong_with_line(index, read_leaf(line))
+                yield self._wrong_with_line(index, read_leaf(line), told_round.attempt)
 
-    def _wrong_with_line(self, index: int, leaf: Mapping[str, str]) -> str:
+    def _wrong_with_line(self, index: int, leaf: Mapping[str, str], attempt: int) -> str:
         """Return what is wrong with a line; empty if nothing is.
 
         Parameters
@@ -290,14 +294,22 @@ class ReceiptKeeper:
             The line's number among all lines of the run.
         leaf : mapping of str to str
             The line's values by column.
+        attempt : int
+            The attempt of the line's round.
         """
         where = f"round {leaf['round']}"
         if leaf["client_id"] != str(self._node_id):
             return f"{where}: the line is another member's"
-        sent, size = self._memory.sent.get(int(leaf["round"]), (b"", 0))
+        server_round = int(leaf["round"])
+        sent, size = self._memory.sent.get(server_round, (b"", 0))
         # A line that was in the records when the update was sent is from an earlier attempt at the
         # same round, before the run was resumed.
         if not sent or index < size:
+            return ""
+        # If the server went down after the update was sent, the records have the round's next
+        # attempt alone. In that one this member may have sent nothing.
+        sent_in = self._memory.attempts.get(server_round, 0)
+        if sent_in and sent_in != attempt:
             return ""
         if leaf["update"] and leaf["update"] != sent.hex():
             return f"{where}: the records have another update than this node sent"
@@ -321,6 +333,7 @@ class ReceiptKeeper:
         """Store the memory in the node's state, and in the run's folder if there is one."""
         for number in list(self._memory.sent)[:-_REMEMBERED]:
             del self._memory.sent[number]
+            self._memory.attempts.pop(number, None)
         text = self._memory.model_dump_json()
         self._state[self._key] = ConfigRecord({"memory": text})
         if self._folder is None or not self._folder.is_dir():

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 
 from fedif_consortium.evidence import member_receipts as module
 from fedif_consortium.evidence import receipts
-from fedif_consortium.evidence.attempts import Attempts
+from fedif_consortium.evidence.attempts import NOT_COUNTED, Attempts
 from fedif_consortium.evidence.held_receipts import read_held
 from fedif_consortium.evidence.member_receipts import ReceiptKeeper, require_room, take_receipts
 from fedif_consortium.evidence.receipts import (
@@ -334,6 +334,27 @@ def test_a_round_that_is_done_again_has_its_own_line(log):
     assert "round 1: the records have another update than this node sent" in log.text
 
 
+@pytest.mark.parametrize(("sent_in", "warned"), [(0, True), (1, False), (2, True)])
+def test_what_was_sent_in_an_attempt_that_crashed_is_not_missed_in_the_next_one(
+    sent_in, warned, log, tmp_path
+):
+    """The server dies after the update came, so the records have no round 2 of attempt 1.
+
+    In attempt 2 the member's host dies in this round: it is away, as its line says.
+    """
+    chain = chain_of(FIRST)
+    context = node(tmp_path)
+    take_receipts(told(FIRST), context, is_round=True)
+    agreed = ATTEMPTS.agreed(sent_in) if sent_in else NOT_COUNTED
+    ReceiptKeeper(context, RUN).note_sent(2, b"\xaa" * 32, None, agreed)
+    seen = chain.root
+    chain.add(ToldRound.by(KEY, **chain.next(SECOND, **about(2, attempt=2))))
+    message = sent(chain.receipts_for(NODE, seen)[RECEIPTS_RECORD])
+    take_receipts(message, node(tmp_path), is_round=True)
+    assert ("this node sent an update; the records say 'away'" in log.text) == warned
+    assert warned or log.text == ""
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -396,5 +417,6 @@ def test_the_nodes_state_stays_small(log):
     for number in (*range(10**6, 10**6 + 200), 1):  # The server says which round it is.
         keeper.note_sent(number, bytes(32), None)
     (record,) = context.state.values()
-    kept = json.loads(record["memory"])["sent"]
-    assert (len(kept), "1" in kept) == (64, True)
+    memory = json.loads(record["memory"])
+    for kept in (memory["sent"], memory["attempts"]):
+        assert (len(kept), "1" in kept) == (64, True)
