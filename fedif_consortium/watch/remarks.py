@@ -24,14 +24,13 @@ class _Miss(NamedTuple):
     advice: str
 
 
-_AWAY = _Miss(
-    "did not answer", "Ask its operator whether the SuperNode runs and reaches this server."
-)
+_SILENT = "If it is silent, ask whether its SuperNode runs and reaches this server."
 _MISSES = {  # By a member's last status.
     "refused": _Miss("sent refused replies", "The reason is in its line; does it run this app?"),
     "failed": _Miss("sent errors of its app", "Ask its operator for the log of the SuperNode."),
-    "away": _AWAY,
-    "late": _AWAY,
+    # Its guard may have refused what the server asked, and said why.
+    "away": _Miss("sent no reply, or an error", f"The reason is in its line. {_SILENT}"),
+    "late": _Miss("did not answer", _SILENT),
 }
 
 

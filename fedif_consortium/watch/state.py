@@ -28,7 +28,7 @@ from fedif_flower.server.record import headline
 STATE_WORDS = {
     "refused": "its last reply was refused",
     "failed": "its app raised an error",
-    "away": "asked, and no reply came",
+    "away": "asked, and no reply came, or an error",
     "quarantined": "left out: its updates raised the loss",
     "revoked": "its registration has ended",
     "paused": "left out for a while after errors",

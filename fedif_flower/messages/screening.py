@@ -32,7 +32,7 @@ CLOSED = "no reply before the round closed"
 #   accepted  its reply is used
 #   refused   its reply is not usable
 #   failed    its app raised an error
-#   away      no reply came before the deadline, or Flower sent an error in its place
+#   away      no reply came before the deadline, or its node or Flower sent an error
 #   late      no reply came before the round closed
 #   revoked   the operator ended its registration meanwhile
 ReplyStatus = Literal["accepted", "refused", "failed", "away", "late", "revoked"]

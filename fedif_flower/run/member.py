@@ -21,8 +21,9 @@ class Member:
     name : str
         What the operator calls it; empty: nothing.
     accepted, refused, failed, away : int
-        The number of its requests by what became of the reply. ``away``: no reply came, or the
-        member's registration had ended. A reply that may yet come is in none of the four.
+        The number of its requests by what became of the reply. ``away``: no reply came, its
+        node sent an error, or its registration had ended. A reply that may yet come is in none of
+        the four.
     contribution : float, optional
         By how much its updates lowered the validation loss (in nats for a cross-entropy), where the
         run attributed contributions.

@@ -306,6 +306,6 @@ def column_words(columns: Sequence[str], scoring: Scoring | None = None) -> str:
         "weight score": "Weight score is the strategy's score (Omega) after the member's last "
         f"round. It is no contribution, and nobody should be paid by it. {score_words}",
         "weight": "Weight is the sum of the member's aggregation weights over its rounds. Away: "
-        "no reply came; failed: an error of the client's app.",
+        "no reply came, or an error of its node; failed: an error of the client's app.",
     }
     return " ".join(meanings[column].strip() for column in columns if column in meanings)

@@ -40,6 +40,7 @@ def told(folder, now: float = NOW) -> list[str]:
         (missed("refused", 1, 2, 3), {}, NOW, "client 9 sent refused replies, 3 rounds in a row."),
         (missed("failed", 1, 2, 3), {}, NOW, "client 9 sent errors of its app, 3 rounds in a row."),
         (missed("late", 1, 2, 3), {}, NOW, "client 9 did not answer, 3 rounds in a row."),
+        (missed("away", 1, 2, 3), {}, NOW, "client 9 sent no reply, or an error, 3 rounds"),
         ([*missed("away", 1, 2, 3), client(4, 9)], {}, NOW, ""),
     ],
 )
