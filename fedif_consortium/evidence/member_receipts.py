@@ -132,8 +132,10 @@ class ReceiptKeeper:
 
     @property
     def is_begun(self) -> bool:
-        """Whether this member has kept anything of the run."""
-        return self._folder is not None and self._folder.is_dir()
+        """Whether this member has kept or remembers anything of the run."""
+        # It remembers also what it could not write, as on a full disk.
+        remembers = bool(self._memory.root or self._memory.sent)
+        return remembers or (self._folder is not None and self._folder.is_dir())
 
     def require_room(self) -> None:
         """Raise StorageError if there is no room to keep evidence of the next update.

@@ -390,6 +390,17 @@ def test_a_full_folder_takes_no_more(tmp_path, log, monkeypatch):
     assert "holds 1 runs: move some away" in log.text
 
 
+def test_a_member_whose_folder_cannot_be_written_is_told_so_at_the_end_of_the_run(tmp_path, log):
+    """The last receipts come beside a question. It had a part in the run, and kept nothing."""
+    (tmp_path / "receipts").write_text("no folder")
+    context = node(tmp_path / "receipts")
+    ReceiptKeeper(context, RUN).note_sent(1, b"\xaa" * 32, None)
+    log.clear()
+    take_receipts(told(FIRST), context)
+    assert "a receipt was not kept: cannot write" in log.text
+    assert "had no part" not in log.text
+
+
 def test_runs_that_a_server_invents_take_no_room_and_a_full_folder_gives_no_update(
     tmp_path, log, monkeypatch
 ):
