@@ -455,5 +455,16 @@ def _last_seen(node: Mapping[str, Any]) -> str:
     """Return when a node was last online: ``now``, ``never``, or the time by Flower."""
     if node.get("status") == "online":
         return "now"
-    went_offline = str(node.get("offline-at", "N/A"))
-    return "never" if went_offline == "N/A" else went_offline
+    came_online = _time_of(node, "online-at")
+    went_offline = _time_of(node, "offline-at")
+    # If a node is online when its registration ends, Flower does not note that it went offline.
+    # Flower's times are texts of one form, so their order is that of time.
+    if has_ended(node) and came_online > went_offline:
+        return _time_of(node, "deleted-at")
+    return went_offline or "never"
+
+
+def _time_of(node: Mapping[str, Any], key: str) -> str:
+    """Return a time by Flower; empty if it has none."""
+    time = str(node.get(key, "N/A"))
+    return "" if time == "N/A" else time

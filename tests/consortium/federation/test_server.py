@@ -236,6 +236,32 @@ def test_members_are_as_the_superlink_knows_them(folder, tmp_path, monkeypatch):
     assert seen["runs"][0]["run-id"] == "7"
 
 
+@pytest.mark.parametrize(
+    ("came", "went", "seen"),
+    [
+        ("2026-10-01 11:00:00Z", "N/A", "2026-10-01 13:00:00Z"),
+        ("2026-10-01 12:30:00Z", "2026-10-01 12:00:00Z", "2026-10-01 13:00:00Z"),
+        ("2026-10-01 11:00:00Z", "2026-10-01 12:00:00Z", "2026-10-01 12:00:00Z"),
+        ("N/A", "N/A", "never"),
+    ],
+)
+def test_a_member_that_is_removed_while_it_is_online_was_seen_then(
+    folder, tmp_path, monkeypatch, came, went, seen
+):
+    """Flower notes that its registration ended, and not that it went offline."""
+    registry = Registry()
+    add(folder, answer_of(folder, "ada", tmp_path / "ada"), registry)
+    remove(folder, "ada", registry)
+    nodes = registry.nodes()
+    times = {"online-at": came, "offline-at": went, "deleted-at": "2026-10-01 13:00:00Z"}
+    nodes["1000"] |= times
+    monkeypatch.setattr(registry, "nodes", lambda: nodes)
+    with serving(folder) as settings:
+        folder.configuration.write_text(settings)
+        [member] = state_of(folder, registry)["members"]
+    assert (member["state"], member["online"], member["last_seen"]) == ("removed", False, seen)
+
+
 def test_a_member_whose_registration_has_ended_is_not_only_offline(folder, tmp_path):
     """The operator has ended it by Flower's own command: the records do not know of it."""
     registry = Registry()
