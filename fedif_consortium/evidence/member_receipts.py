@@ -315,8 +315,14 @@ class ReceiptKeeper:
             return ""
         if leaf["update"] and leaf["update"] != sent.hex():
             return f"{where}: the records have another update than this node sent"
-        if leaf["status"] in ("away", "failed", "refused", "revoked"):
-            return f"{where}: this node sent an update; the records say {leaf['status']!r}"
+        status = leaf["status"]
+        if status == "away":  # An update is noted before it leaves: the node may have died there.
+            return (
+                f"{where}: this node sent an update; the records say 'away': was it late, or lost "
+                "on its way?"
+            )
+        if status in ("failed", "refused", "revoked"):
+            return f"{where}: this node sent an update; the records say {status!r}"
         return ""
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:

@@ -236,7 +236,10 @@ def padded() -> RecordDict:
     ("later", "reason"),
     [
         (told(CHANGED, SECOND, seen=2), "now does not contain the 2 lines"),
-        (told(FIRST, SECOND, seen=2), "round 2: this node sent an update; the records say 'away'"),
+        (
+            told(FIRST, SECOND, seen=2),
+            "round 2: this node sent an update; the records say 'away': was it late, or lost on",
+        ),
         (told(FIRST, SECOND, FIRST, seen=4), "receipts skip rounds after the 2 lines"),
         (spliced(), "the rounds that were told do not follow from each other"),
         (told(FIRST[:1]), "the records have 1 lines; there were 2 before"),
