@@ -494,6 +494,29 @@ def test_afedsv_where_clients_send_adversarial_samples_is_what_its_row_says(mali
     ) in words_of("results.md")
 
 
+def test_how_far_the_values_of_gamma_lie_apart_is_what_their_rows_say():
+    """In each column of Fashion-MNIST whose four values of gamma are measured."""
+    here = []
+    paper = []
+    for column in ("clean", "label-noise", "gradient-noise"):
+        rows = rows_of("gamma-fashion-mnist.csv", column=column, gpu="")
+        of = {row["row"]: row for row in rows if row["normalization"] != "data"}
+        assert len(of) == 4
+        accuracies = [100 * float(row["validation-last-ten"]) for row in of.values()]
+        here.append(f"{max(accuracies) - min(accuracies):.1f}")
+        printed = [
+            float(row["value"])
+            for row in read_rows(PAPER)
+            if (row["table"], row["column"]) == ("gamma-fashion-mnist", column)
+        ]
+        paper.append(f"{max(printed) - min(printed):.1f}")
+    words = (
+        f"lie {here[0]}, {here[1]} and {here[2]} points apart without attack, under label noise "
+        f"and under gradient noise (in the paper {paper[0]}, {paper[1]} and {paper[2]})"
+    )
+    assert words in words_of("results.md")
+
+
 @pytest.mark.parametrize(
     ("table", "called"), [("cifar10", "CIFAR-10"), ("fashion-mnist", "Fashion-MNIST")]
 )
