@@ -186,23 +186,6 @@ def read_cells(table: Table) -> tuple[Cells, list[Cells]]:
     return rows[0], rows[1:]
 
 
-def origin_hash(config: Mapping[str, Any], provenance: Mapping[str, Any]) -> bytes:
-    """Return the hash O_t of a run's settings and provenance.
-
-    It leaves out the settings that say how an attempt begins. It also leaves out the attempts and
-    the run config, since each head binds these by itself.
-
-    Parameters
-    ----------
-    config, provenance : mapping
-        The content of ``config.json`` and of ``provenance.json``.
-    """
-    settings = _without(config, HOW_IT_BEGINS)
-    origin = _without(provenance, (ATTEMPTS_KEY, RUN_CONFIG))
-    content = json.dumps([settings, origin], sort_keys=True)
-    return hashlib.sha256(content.encode()).digest()
-
-
 def _without(values: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in keys}
 
@@ -246,8 +229,15 @@ def fixed_defaults() -> dict[str, Any]:
 
 
 def origin_of(run: RunFolder) -> bytes:
-    """Return the hash O_t of the settings and the provenance in a run's folder."""
-    return origin_hash(run.config.read(), run.provenance.read())
+    """Return the hash O_t of the settings and the provenance in a run's folder.
+
+    It leaves out the settings that say how an attempt begins. It also leaves out the attempts and
+    the run config, since each head binds these by itself.
+    """
+    settings = _without(run.config.read(), HOW_IT_BEGINS)
+    origin = _without(run.provenance.read(), (ATTEMPTS_KEY, RUN_CONFIG))
+    content = json.dumps([settings, origin], sort_keys=True)
+    return hashlib.sha256(content.encode()).digest()
 
 
 def state_of(run: RunFolder) -> bytes:

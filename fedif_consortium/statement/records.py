@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import FiniteFloat
 
-from fedif_consortium.evidence.signed import first_error
 from fedif_consortium.statement.manifest import SALT, read_file
 from fedif_consortium.statement.members_names import read_names
 from fedif_consortium.statement.own_parts import OwnPart
+from fedif_consortium.statement.typed_rows import (
+    attendance_lines,
+    parse_rows,
+    refused_cell,
+    typed_lines,
+)
 from fedif_flower.attribution.table import (
     BLOCK_COLUMN,
     BLOCKS_KEY,
@@ -31,9 +34,7 @@ from fedif_flower.errors import ConfigError, StatementError
 from fedif_flower.messages.screening import ReplyStatus
 from fedif_flower.run.completeness import Completeness, completeness
 from fedif_flower.run.folder import RunFolder
-from fedif_flower.run.presence import Presence
-from fedif_flower.run.record_files import Table
-from fedif_flower.run.rows import Line, read_table
+from fedif_flower.run.rows import Line
 from fedif_flower.run.secret_validation import (
     COMMITMENT,
     NONCE,
@@ -46,8 +47,6 @@ from fedif_flower.run.secret_validation import (
 StepFigures = frozenset[tuple[int, float, float]]
 # Columns of whole numbers that a statement needs, in tables of which it reads every column.
 _IN_ROUNDS = ("round", "accepted", "rejected", "failed", "late", "online", "round_failed")
-_WHOLE_NUMBER = re.compile(r"-?[0-9]+(\.0)?")  # A partition that is not known is -1.
-_Row = TypeVar("_Row")
 _Line = TypeVar("_Line", "MemberRound", "Reply")
 
 
@@ -243,13 +242,13 @@ class RunRecords:
         They are those with a name in ``names.csv``, and those that were there. Heads bind both,
         so the ids do not depend on the names that the operator chooses for a statement.
         """
-        there = {line["client_id"] for line in _attendance(self.folder.attendance)}
+        there = {line["client_id"] for line in attendance_lines(self.folder.attendance)}
         return there | read_names(self.folder.names.path).keys()
 
     def completeness(self) -> Completeness:
         """Return how complete the replies in the records are."""
         replies = map(vars, self.replies)
-        attendance = _attendance(self.folder.attendance)
+        attendance = attendance_lines(self.folder.attendance)
         return completeness(self.lines, replies, attendance, self.names, self.config)
 
     @property
@@ -276,10 +275,10 @@ class RunRecords:
         """The own part of each member's updates, by client id."""
         own_parts: dict[int, OwnPart] = {}
         table = self.folder.own_parts
-        for number, line in enumerate(_lines(table, ("client_id", "rounds")), start=2):
+        for number, line in enumerate(typed_lines(table, ("client_id", "rounds")), start=2):
             for column, value in line.items():
                 if not isinstance(value, int | float) or not math.isfinite(value):
-                    raise _refused_cell(table, number, column, value, "a finite number")
+                    raise refused_cell(table, number, column, value, "a finite number")
             cells = dict(line)
             client_id = cells.pop("client_id")
             rounds = cells.pop("rounds")
@@ -291,7 +290,7 @@ class RunRecords:
     @cached_property
     def signed(self) -> set[tuple[int, int]]:
         """The round and the client id of each reply that was signed."""
-        rows = _lines(self.folder.signatures, ("round", "client_id"))
+        rows = typed_lines(self.folder.signatures, ("round", "client_id"))
         return {(row["round"], row["client_id"]) for row in rows}
 
     @cached_property
@@ -383,12 +382,12 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
     """
     folder = RunFolder(run_dir)
     _require_complete(folder)
-    rounds = _parse(folder.attributed_rounds, RoundLoss)
-    replies = _parse(folder.clients, Reply)
+    rounds = parse_rows(folder.attributed_rounds, RoundLoss)
+    replies = parse_rows(folder.clients, Reply)
     lists = {"by_class": CLASS_COLUMN, "by_block": BLOCK_COLUMN}
     for end in NOISE_ENDS:
         lists[f"by_block_noise_{end}"] = noise_block_column(end)
-    member_rounds = _parse(folder.attribution, MemberRound, lists)
+    member_rounds = parse_rows(folder.attribution, MemberRound, lists)
     if not rounds or [row.round for row in rounds] != list(range(1, len(rounds) + 1)):
         raise ConfigError(f"{folder.attributed_rounds.path}: its rounds are not 1, 2, 3 ...")
     # A client has at most one line in a round; receipts rely on that too.
@@ -408,7 +407,7 @@ def read_run(run_dir: Path, names: Mapping[int, str] | None = None) -> RunRecord
         replies=replies,
         members=members,
         names=names,
-        lines=_lines(folder.rounds, _IN_ROUNDS),
+        lines=typed_lines(folder.rounds, _IN_ROUNDS),
     )
 
 
@@ -430,83 +429,6 @@ def _members(member_rounds: Iterable[MemberRound], replies: Iterable[Reply]) -> 
     partitions |= {reply.client_id: reply.partition_id for reply in replies}
     in_order = sorted(partitions, key=lambda client_id: (partitions[client_id], client_id))
     return {client_id: partitions[client_id] for client_id in in_order}
-
-
-def _parse(
-    table: Table, kind: type[_Row], lists: Mapping[str, str] = MappingProxyType({})
-) -> tuple[_Row, ...]:
-    """Return the lines of a table as objects of the class ``kind``.
-
-    ``lists`` has the attributes that are made of several columns, with the beginning of the names
-    of these columns.
-    """
-    rows: list[dict[str, Any]] = []
-    for line in table.read():
-        row: dict[str, Any] = {column: value for column, value in line.items() if value}
-        for name, start in lists.items():
-            cells = {column: value for column, value in line.items() if column.startswith(start)}
-            row[name] = [value for value in cells.values() if value]
-            # With a gap, later columns would be taken for earlier ones.
-            if row[name] and len(row[name]) < len(cells):
-                gap = list(cells.values()).index("")
-                where = f"{table.path}, line {len(rows) + 2}"
-                raise ConfigError(f"{where}: {list(cells)[gap]} is empty, and others are not")
-        rows.append(row)
-    try:
-        return TypeAdapter(tuple[kind, ...]).validate_python(rows)  # type: ignore[valid-type]
-    except ValidationError as error:
-        index, _, wrong = first_error(error).partition(".")
-        raise ConfigError(f"{table.path}, line {int(index) + 2}: {wrong}") from error
-
-
-def _lines(table: Table, whole_numbers: Sequence[str]) -> list[Line]:
-    """Return the lines of a table with the types of its values; empty without a file.
-
-    ``whole_numbers`` are columns that hold a whole number in each line. Others may not be there:
-    later versions have added columns.
-
-    Raises
-    ------
-    ConfigError
-        If such a column is missing, or one of its cells is no whole number. The message names both.
-    """
-    content = read_table(table.path, more=True)
-    if not content.num_rows:
-        return []
-    for column in whole_numbers:
-        if column not in content.column_names:
-            raise ConfigError(f"{table.path} has no column {column!r}")
-        for number, value in enumerate(content[column].to_pylist(), start=2):
-            # One cell that is no number makes texts of all the others.
-            if not _WHOLE_NUMBER.fullmatch(str(value)):
-                raise _refused_cell(table, number, column, value, "an integer")
-    lines: list[Line] = content.to_pylist()
-    # 3 and 3.0 are the same number; where one cell of a column ends with .0, all are read so.
-    return [{**line, **{column: int(line[column]) for column in whole_numbers}} for line in lines]
-
-
-def _attendance(table: Table) -> list[Line]:
-    """Return the lines of ``attendance.csv``.
-
-    Raises
-    ------
-    ConfigError
-        If a line is not as it should be. The message names it.
-    """
-    lines = _lines(table, ("round", "partition_id", "client_id"))
-    words = get_args(Presence)
-    for number, line in enumerate(lines, start=2):
-        presence = line.get("presence")
-        if presence not in words:
-            raise _refused_cell(table, number, "presence", presence, ", ".join(words))
-    return lines
-
-
-def _refused_cell(
-    table: Table, number: int, column: str, value: object, allowed: str
-) -> ConfigError:
-    """Return the error that names a cell of a table by its line and column."""
-    return ConfigError(f"{table.path}, line {number}: {column} = {value!r:.80}; allowed: {allowed}")
 
 
 def by_member(lines: Iterable[_Line]) -> Mapping[int, list[_Line]]:
